@@ -40,7 +40,7 @@ from onewriter_operator.reconcile.one_writer import Certificates, OneWriterRecon
 from onewriter_operator.reconcile.topics import TopicReconciler
 from onewriter_operator.settings import OperatorSettings
 from onewriter_operator.sidecars import Sidecars
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 from onewriter_operator.sweeper import Sweeper
 from onewriter_operator.web import Web
 from onewriter_operator.webhook import expiry
@@ -95,7 +95,7 @@ class Operator:
         self._configuration = configuration
         self.metrics = Metrics()
         self._queue: WorkQueue | None = None
-        self._store: Store | None = None
+        self._store: ObjectCopy | None = None
         self._web = Web(self.metrics, self._problems, self._refresh, settings.metrics_token_file)
         self._sidecars = Sidecars(settings, configuration)
 
@@ -148,7 +148,7 @@ class Operator:
     async def _lead(self, kube: Kube, reach: client.Configuration) -> None:
         settings, configuration = self._settings, self._configuration
         options = configuration.operator
-        store = self._store = Store()
+        store = self._store = ObjectCopy()
         declarations = Declarations(store, configuration.tenancy.rule)
         recorder = Recorder(kube, settings.name, wall_clock, self.metrics.events_dropped.inc)
         controller = Controller(store, declarations, self.metrics)

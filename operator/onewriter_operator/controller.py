@@ -20,7 +20,7 @@ from onewriter_operator.metrics import Metrics
 from onewriter_operator.objects import DeclaredObject, TopicObject
 from onewriter_operator.plan.topic import BROKER_DRIFT
 from onewriter_operator.reconcile.topics import TopicReconciler
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 from onewriter_operator.workqueue import WorkQueue
 
 _Fingerprint = tuple[object, ...]
@@ -31,7 +31,7 @@ _DEPENDENT: Final = frozenset({SERVICE.kind, SLICE.kind})
 class Controller:
     """Listens to store and fleet, and fills the queue. It decides nothing about the objects."""
 
-    def __init__(self, store: Store, declarations: Declarations, metrics: Metrics) -> None:
+    def __init__(self, store: ObjectCopy, declarations: Declarations, metrics: Metrics) -> None:
         self._store = store
         self._declarations = declarations
         self._metrics = metrics

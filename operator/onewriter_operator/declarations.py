@@ -38,7 +38,7 @@ from onewriter_operator.objects import (
     mapping,
 )
 from onewriter_operator.plan.facts import Acceptance
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Largest body that a broker accepts."""
@@ -68,7 +68,7 @@ class _Validation:
 class Declarations:
     """The declared topics and claims of one cluster. Create it before the store is filled."""
 
-    def __init__(self, store: Store, tenancy: Tenancy | None = None) -> None:
+    def __init__(self, store: ObjectCopy, tenancy: Tenancy | None = None) -> None:
         self._store = store
         self._tenancy = tenancy or Tenancy()
         self._declared_by: dict[str, str] = {}

@@ -35,8 +35,8 @@ REMOVED_MAX: Final = 10_000
 """Removed objects to remember, so that a late answer to a write does not restore one."""
 
 
-class Store:
-    """The operator's view of the cluster. Not thread-safe: call it on the event loop that owns it."""
+class ObjectCopy:
+    """The operator's copy of the objects in the cluster. Not thread-safe: call it on the event loop that owns it."""
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[Key, KubeObject]] = {}

@@ -16,7 +16,7 @@ from onewriter_operator.handlers import DELETED, WATCHED, Watched
 from onewriter_operator.kinds import Json
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 
 FIRST_SECONDS: Final = 10.0
 """Delay of the first sweep, which finds objects deleted between the first listing and the watches."""
@@ -33,7 +33,7 @@ class Sweeper:
     def __init__(
         self,
         kube: Kube,
-        store: Store,
+        store: ObjectCopy,
         metrics: Metrics,
         *,
         namespaces: Sequence[str],

@@ -18,7 +18,7 @@ NOW = 1_700_000_000.0
 BROKERS = ("broker-0", "broker-1")
 
 
-class Witnesses:
+class BrokerReports:
     """The first broker lives; the second one answers nobody."""
 
     async def members(self, seconds: float) -> Mapping[str, bool]:
@@ -57,11 +57,11 @@ def test_a_lost_brokers_pod_is_not_ready(api_server: ControlPlane, namespace: st
     for name in BROKERS:
         create(api_server, namespace, name)
 
-    async def look() -> None:
+    async def check() -> None:
         async with Kube(await load_configuration(api_server.kubeconfig)) as kube:
-            await LostBrokers(kube, namespace, Witnesses(), lambda: NOW).look()
+            await LostBrokers(kube, namespace, BrokerReports(), lambda: NOW).check()
 
-    asyncio.run(look())
+    asyncio.run(check())
     assert ready(api_server, namespace, "broker-0")["status"] == "True"
     lost = ready(api_server, namespace, "broker-1")
     assert (lost["status"], lost["reason"]) == ("False", "BrokerLost")

@@ -431,7 +431,10 @@ class World:
         topic = _ranked(topic)
         if any(actor.mode is AccessMode.EXCLUSIVE_WITH_FENCING for actor in self.actors):
             return topic
-        partitions = (replace(s, deposed=(), departure=Departure.NONE) for s in topic.partitions)
+        partitions = (
+            replace(partition, deposed=(), departure=Departure.NONE)
+            for partition in topic.partitions
+        )
         return replace(topic, partitions=tuple(partitions))
 
     def _fresh(self, state: State, where: str) -> str:
@@ -510,10 +513,10 @@ def queueing_without_the_check(topic: Topic, event: Event) -> Step:
             epoch = int(winner.admitted_by)
             tenure = Tenure(epoch, winner.producer_name, winner.identity)
             partitions = tuple(
-                replace(s, epoch=epoch, ownership=Held(tenure, winner.group_id))
-                if s.number in winner.partitions
-                else s
-                for s in topic.partitions
+                replace(partition, epoch=epoch, ownership=Held(tenure, winner.group_id))
+                if partition.number in winner.partitions
+                else partition
+                for partition in topic.partitions
             )
             reported = tuple(
                 replace(e, epoch=epoch) if isinstance(e, Grant) else e for e in effects

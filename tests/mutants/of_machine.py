@@ -134,7 +134,7 @@ MUTANTS = (
         ("S14",),
         "onewriter_core.topic.fences:_serves_until",
         "The seconds for which a deposed holder may serve do not count.",
-        "return assured_at + max((s.serve_seconds for s in partitions), default=0.0)",
+        "return assured_at + max((partition.serve_seconds for partition in partitions), default=0.0)",
         "return assured_at",
         QUICK,
     ),

@@ -5,13 +5,12 @@ Read the difference before you commit it.
 
 How to read a failure:
 
-* ``Violation: line 35: > fence: NAME: VALUE``: after the event in this line of the transcript, the invariant NAME does
-  not hold. NAME is what should hold. VALUE is what was found: ``[]`` means that nothing was answered, and a tuple names
-  a registration that got no effect. invariants.py contains NAME and the check.
+* ``Violation: line 35: > fence: NAME: registration A: expected Queue, found nothing``: after the event in this line of
+  the transcript, the invariant NAME does not hold for this registration. invariants.py contains NAME and the check.
 * A difference of texts: the first line with ``+`` or ``-`` is an effect that the machine added or omitted. The event is the
   last line with ``>`` before it.
-* ``ImpossibleStep`` or ``AttributeError``: the function for this phase and this kind of event is not made for the event.
-  The message names the event but no line of the transcript.
+* ``UnplayableLine: line 35: > stored ledger=1: ImpossibleStep: ...``: the function for this phase and this kind of event is
+  not made for the event in this line. The name after the line is that of the exception, often ``AttributeError``.
 
 In each case the row of the event and the column of the phase in ``ROWS`` (machine.py) name the function that ran.
 """
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import pytest
 from tests.scenarios import transcripts
-from tests.scenarios.transcripts import play
+from tests.scenarios.transcripts import UnplayableLine, play
 
 from onewriter_core.topic.invariants import Violation
 from onewriter_core.topic.model import Topic
@@ -50,3 +49,20 @@ def test_a_broken_invariant_is_reported_with_its_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr(transcripts, "check", broken)
     with pytest.raises(Violation, match=r"^line 2: > ask A Exclusive: 1 partition is"):
         play("topic\n> ask A Exclusive\n")
+
+
+@pytest.mark.parametrize(
+    ("transcript", "message"),
+    [
+        (
+            "topic\n> stored ledger=1\n",
+            r"^line 2: > stored ledger=1: ImpossibleStep: FenceStored",
+        ),
+        ("topic\n# nobody\n> ask A\n", r"^line 3: > ask A: IndexError: "),
+        ("topic\n> vanish A\n", r"^line 2: > vanish A: ValueError: nothing is called 'vanish'"),
+        ("topic epoch=one\n", r"^line 1: topic epoch=one: ValueError: "),
+    ],
+)
+def test_a_line_that_cannot_be_played_is_named(transcript: str, message: str) -> None:
+    with pytest.raises(UnplayableLine, match=message):
+        play(transcript)

@@ -86,34 +86,45 @@ DEPARTURES = {
 _REGISTRATION = re.compile(r"(?P<name>[A-Z][a-z]*)(?P<connection>[0-9]*)(\.(?P<partition>[0-9]+))?")
 
 
+class UnplayableLine(Exception):
+    """A line that cannot be read, or an event that the machine cannot execute. The text names the line."""
+
+
 def play(transcript: str) -> str:
     """The same transcript with the effects and states that the machine really has.
 
-    Raises Violation with the line if a step breaks an invariant.
+    Raises Violation if a step breaks an invariant, and UnplayableLine for any other failure. Both name the line.
     """
     lines: list[str] = []
     topic, now = Topic(()), 0.0
     for number, line in enumerate(transcript.splitlines(), 1):
-        words = shlex.split(line, comments=True)
-        if line.startswith("topic"):
-            topic = _topic(words[1:])
-            lines.append(line)
-        elif line.startswith(">"):
-            if words[1] == "tick":
-                now = float(words[2])
-            event = _event(words[1], words[2:], topic, now)
-            before, (topic, effects) = topic, step(topic, event)
-            try:
-                check(topic)
-                check_step(before, event, topic, effects)
-            except Violation as violation:
-                raise Violation(f"line {number}: {line}: {violation}") from violation
-            lines += [line, *(f"  {_effect(effect)}" for effect in effects)]
-        elif line.startswith("="):
-            lines.append(f"= {_state(topic)}")
-        elif not line.startswith("  "):
-            lines.append(line)
+        try:
+            topic, now, played = _play_line(line, topic, now)
+        except Violation as violation:
+            raise Violation(f"line {number}: {line}: {violation}") from violation
+        except Exception as error:
+            name = type(error).__name__
+            raise UnplayableLine(f"line {number}: {line}: {name}: {error}") from error
+        lines += played
     return "\n".join(lines) + "\n"
+
+
+def _play_line(line: str, topic: Topic, now: float) -> tuple[Topic, float, list[str]]:
+    """The topic and the time after a line, and the lines that replace it."""
+    words = shlex.split(line, comments=True)
+    if line.startswith("topic"):
+        return _topic(words[1:]), now, [line]
+    if line.startswith(">"):
+        if words[1] == "tick":
+            now = float(words[2])
+        event = _event(words[1], words[2:], topic, now)
+        after, effects = step(topic, event)
+        check(after)
+        check_step(topic, event, after, effects)
+        return after, now, [line, *(f"  {_effect(effect)}" for effect in effects)]
+    if line.startswith("="):
+        return topic, now, [f"= {_state(topic)}"]
+    return topic, now, [] if line.startswith("  ") else [line]
 
 
 def _options(words: list[str]) -> dict[str, str]:

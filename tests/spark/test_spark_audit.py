@@ -30,8 +30,8 @@ from onewriter_core.ids import TopicName
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_pipeline.audit import facts, live
 from onewriter_pipeline.audit.audit import Audit, AuditReport
-from onewriter_pipeline.audit.repeats import Doubtful
-from onewriter_pipeline.audit.tasks import PRINTS_HERE_MAX, Repeat, gathered, repeated
+from onewriter_pipeline.audit.repeats import PossibleRepeats
+from onewriter_pipeline.audit.tasks import CHECKSUMS_HERE_MAX, Repeat, gathered, repeated
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.cli import run
@@ -92,12 +92,12 @@ def test_log_and_table_pass_and_show_the_history_of_holders(
     assert len({all_facts(spark, broker, topic, *size) for size in SIZES}) == 1
 
 
-SIZES = ((0, 1), (None, 1), (None, PRINTS_HERE_MAX + 1))
+SIZES = ((0, 1), (None, 1), (None, CHECKSUMS_HERE_MAX + 1))
 """Sizes that make this process read, then executors, then executors that keep large results."""
 
 
 def all_facts(
-    spark: SparkSession, broker: LocalBrokers, topic: str, size: int | None, prints_max: int
+    spark: SparkSession, broker: LocalBrokers, topic: str, size: int | None, checksums_max: int
 ) -> tuple[str, tuple[Repeat, ...]]:
     """All facts of a log, and the entries of Shared producers that are read twice."""
     access = Access(broker.http_url)
@@ -107,9 +107,9 @@ def all_facts(
     observed = gathered(spark, observe, parts, size)
     producers = {row["producer"] for row in observed.to_pylist() if row["kind"] == facts.SPREAD}
     name = f"persistent://public/default/{topic}"
-    again = live.printing(parts, {name: Doubtful(producers, prints_max)})
-    assert repeated(spark, observe, again, size, prints_max) == []
-    twice = sorted(repeated(spark, observe, again * 2, size, prints_max), key=str)
+    again = live.reread_for_checksums(parts, {name: PossibleRepeats(producers, checksums_max)})
+    assert repeated(spark, observe, again, size, checksums_max) == []
+    twice = sorted(repeated(spark, observe, again * 2, size, checksums_max), key=str)
     assert len(twice) == 40
     return "\n".join(sorted(map(str, observed.to_pylist()))), tuple(twice)
 
@@ -290,8 +290,9 @@ def test_command_prints_text_or_json_and_exits_with_2(
     assert json.loads(capsys.readouterr().out)["holds"]
     keys = Keys(stored.buckets)
     bucket = keys.bucket(TopicName.parse("orders"))
-    (last,) = valkey.command("XREVRANGE", keys.audit(bucket), "+", "-", "COUNT", "1")
-    again = [word for pair in last[1].items() for word in pair]
+    records = valkey.command("XREVRANGE", keys.audit(bucket), "+", "-", "COUNT", "10")
+    grant = next(fields for _, fields in records if fields[b"kind"] == b"grant")
+    again = [word for pair in grant.items() for word in pair]
     valkey.command("XADD", keys.audit(bucket), "*", *again)
     assert run(words) == EXIT_VIOLATION == 2
     said = capsys.readouterr().out

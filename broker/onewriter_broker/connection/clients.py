@@ -23,7 +23,7 @@ from onewriter_broker.connection.hangups import HangUps
 from onewriter_broker.connection.listings import NAMES_PER_STEP, Listings
 from onewriter_broker.connection.requests import REQUESTS_MAX
 from onewriter_broker.connection.rounds import Rounds
-from onewriter_broker.connection.withdrawals import Reading, Withdrawals
+from onewriter_broker.connection.withdrawals import ConnectionConsumers, Withdrawals
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.quotas.book import QuotaBook
@@ -58,7 +58,7 @@ class Watched(Protocol):
     last_ping: float
 
     @property
-    def reading(self) -> Reading | None:
+    def consumers(self) -> ConnectionConsumers | None:
         """The consumers of the connection; None before it is connected."""
         ...
 
@@ -129,7 +129,7 @@ class Clients:
         self.listings = Listings(self.topics, names_per_step=self.limits.names_per_step)
         self.withdrawals = Withdrawals(
             self.authorization,
-            lambda: (each.reading for each in self.connections if each.reading is not None),
+            lambda: (each.consumers for each in self.connections if each.consumers is not None),
             lambda: self.topics.desired,
         )
 

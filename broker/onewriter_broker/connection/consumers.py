@@ -13,7 +13,7 @@ from onewriter_broker.connection.schemas import check_consumer
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.log.topic_log.entries import Entry, EntryRun
-from onewriter_broker.quotas.book import Held, Quota, QuotaExceeded, QuotaUnit
+from onewriter_broker.quotas.book import CountedItems, Quota, QuotaExceeded, QuotaUnit
 from onewriter_broker.resources.records import OwnerEnd
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError
@@ -75,7 +75,9 @@ class ConsumerCommands:
         self._clients = clients
         self._link = link
         self._requests = requests
-        self._consumers: Held[ConsumerHandle | OpeningConsumer] = Held(clients.quotas)
+        self._consumers: CountedItems[ConsumerHandle | OpeningConsumer] = CountedItems(
+            clients.quotas
+        )
         self._subject = subject
         self._partitions: dict[int, int] = {}
         """By consumer id, for consumers of a partition."""
@@ -86,7 +88,7 @@ class ConsumerCommands:
         consumer = self._consumers.get(consumer_id)
         return consumer.topic if isinstance(consumer, ConsumerHandle) else None
 
-    def reading(self) -> Iterator[tuple[int, TopicName]]:
+    def open_consumers(self) -> Iterator[tuple[int, TopicName]]:
         """The ids of the open consumers, and the topic that each one reads."""
         for consumer_id, consumer in self._consumers.items():
             if isinstance(consumer, ConsumerHandle):

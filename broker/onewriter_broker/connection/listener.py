@@ -18,8 +18,8 @@ import structlog
 from onewriter_broker.auth.authentication import PEER, Authenticated
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.session import Session
-from onewriter_broker.connection.withdrawals import Reading
-from onewriter_broker.quotas.book import QuotaExceeded, QuotaUnit, connection_parts
+from onewriter_broker.connection.withdrawals import ConnectionConsumers
+from onewriter_broker.quotas.book import QuotaExceeded, QuotaUnit, connection_units
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
@@ -295,15 +295,15 @@ class ClientProtocol(asyncio.BufferedProtocol):
             return
         if self._is_closing:
             return
-        parts = connection_parts(proof.identity, self._address)
+        units = connection_units(proof.identity, self._address)
         try:
-            self._clients.quotas.take(*parts)
+            self._clients.quotas.take(*units)
         except QuotaExceeded as exceeded:
             log.info("connection.refused", address=self._address, reason=exceeded.message)
             self.write(self._wire.refuse(exceeded.code, exceeded.message))
             self.close("too many connections")
             return
-        self._counted = parts
+        self._counted = units
         if self._connect_timer is not None:
             self._connect_timer.cancel()
         self.write(
@@ -517,7 +517,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         return PRESSED_FACTOR * clients.pressed_bytes if self._is_pressed else clients.pending_bytes
 
     @property
-    def reading(self) -> Reading | None:
+    def consumers(self) -> ConnectionConsumers | None:
         return None if self._session is None else self._session.consumers
 
     def declared_anew(self) -> None:
@@ -525,7 +525,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._session.declared_anew()
 
     def _update_reading(self) -> None:
-        """Stop or continue reading. Reading stops at the limit, and continues at half of it."""
+        """Stop or continue reading. ConnectionConsumers stops at the limit, and continues at half of it."""
         settings = self._clients.settings
         factor = 0.5 if self._is_read_paused else 1.0
         is_unread = (

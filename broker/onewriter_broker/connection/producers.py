@@ -37,7 +37,7 @@ from onewriter_broker.dispatch.api import check_pairs, check_printable
 from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.log.topic_log.termination import terminated_at
-from onewriter_broker.quotas.book import Held, Quota, QuotaUnit, namespace_key, subject_of
+from onewriter_broker.quotas.book import CountedItems, Quota, QuotaUnit, namespace_key, subject_of
 from onewriter_broker.topic.producers.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.registry.loaded_topic import Detection, LoadedTopic
@@ -97,7 +97,7 @@ class ProducerCommands:
         self._address = address
         self._peer_host = sys.intern(address.rpartition(":")[0])
         self._identity = identity
-        self._producers: Held[Producer | Opening] = Held(clients.quotas)
+        self._producers: CountedItems[Producer | Opening] = CountedItems(clients.quotas)
         self._subject = subject_of(identity, address)
         self._topics_of: dict[int, LoadedTopic] = {}
         self._schema_versions: dict[int, bytes] = {}

@@ -25,7 +25,7 @@ class RoundLimits:
     """SENDs that a connection handles between two clock readings. It also reads the clock after any other command."""
     readings_max: int = 64
     """Clock readings after which a connection waits for the next round, whatever the time is."""
-    unrecorded_seconds: float = 0.002
+    unscheduled_seconds: float = 0.002
     """Time that connections that were just read may use in a tick before a round is scheduled, which resets that time."""
 
 
@@ -67,7 +67,7 @@ class Rounds:
     def spent(self, seconds: float) -> None:
         """Record the time that a connection that was just read used."""
         self._spent_seconds += seconds
-        if self._spent_seconds > self.limits.unrecorded_seconds:
+        if self._spent_seconds > self.limits.unscheduled_seconds:
             self._call()
 
     def wait(self, worker: Worker) -> None:

@@ -25,12 +25,12 @@ CONSUMERS_PER_TICK: Final = 200
 log = structlog.get_logger(__name__)
 
 
-class Reading(Protocol):
+class ConnectionConsumers(Protocol):
     """The consumers of one connection."""
 
     identity: Identity
 
-    def reading(self) -> Iterator[tuple[int, TopicName]]:
+    def open_consumers(self) -> Iterator[tuple[int, TopicName]]:
         """The ids of the open consumers, and the topic that each one reads."""
         ...
 
@@ -47,11 +47,11 @@ class Withdrawals:
     def __init__(
         self,
         authorization: Authorization,
-        readings: Callable[[], Iterable[Reading]],
+        connections: Callable[[], Iterable[ConnectionConsumers]],
         declared: Callable[[], object],
     ) -> None:
         self._authorization = authorization
-        self._readings = readings
+        self._connections = connections
         self._declared = declared
         self._judged: object = None
         self._woken = asyncio.Event()
@@ -71,8 +71,8 @@ class Withdrawals:
 
     async def _judge(self) -> None:
         ticks = Ticks(CONSUMERS_PER_TICK)
-        for each in list(self._readings()):
-            for consumer_id, name in list(each.reading()):
+        for each in list(self._connections()):
+            for consumer_id, name in list(each.open_consumers()):
                 await ticks.step()
                 try:
                     self._authorization.require(each.identity, Action.CONSUME, name)

@@ -27,14 +27,14 @@ _log = structlog.get_logger(__name__)
 class Registry:
     """The subscriptions of one topic. Construct it once the log's state is loaded and its watermark is set."""
 
-    __slots__ = ("_by_name", "_context", "_is_closed", "_last", "_part")
+    __slots__ = ("_by_name", "_context", "_is_closed", "_last", "_unit")
 
     def __init__(self, context: TopicContext) -> None:
         self._context = context
         self._by_name: dict[str, Subscription] = {}
         self._is_closed = False
         namespace = namespace_key(context.log.name.namespace_name)
-        self._part = QuotaUnit(Quota.SUBSCRIPTIONS_PER_NAMESPACE, namespace)
+        self._unit = QuotaUnit(Quota.SUBSCRIPTIONS_PER_NAMESPACE, namespace)
         self._last: tuple[Position, MessageId, Position] | None = None
         self._restore()
         context.log.watch(self._advanced)
@@ -81,7 +81,7 @@ class Registry:
     def _put(
         self, name: str, cursor: Cursor, *, is_durable: bool, properties: Mapping[str, str]
     ) -> Subscription:
-        self._context.quotas.count(self._part)
+        self._context.quotas.count(self._unit)
         subscription = self._by_name[name] = Subscription(
             self._context,
             name,
@@ -145,7 +145,7 @@ class Registry:
                 f"the topic has {limits.subscriptions_max} subscriptions already",
             )
         check_properties(properties, limits.properties_bytes_max)
-        quotas, (quota, namespace) = self._context.quotas, self._part
+        quotas, (quota, namespace) = self._context.quotas, self._unit
         quotas.check(quota, namespace, quotas.used(quota, namespace))
         if is_durable:
             mark_delete = self._context.log.behind_cuts(mark_delete)
@@ -198,7 +198,7 @@ class Registry:
         if self._by_name.get(subscription.name) is subscription:
             del self._by_name[subscription.name]
             if not self._is_closed:
-                self._context.quotas.give_back(self._part)
+                self._context.quotas.give_back(self._unit)
         subscription.close()
 
     def sweep(self) -> None:
@@ -215,7 +215,7 @@ class Registry:
     def close(self) -> int:
         """Close all consumers and stop; returns the number of consumers."""
         if not self._is_closed:
-            self._context.quotas.give_back(*[self._part] * len(self._by_name))
+            self._context.quotas.give_back(*[self._unit] * len(self._by_name))
         self._is_closed = True
         self._context.log.unwatch(self._advanced)
         self._context.rounds.close()

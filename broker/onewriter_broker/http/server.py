@@ -23,6 +23,7 @@ from onewriter_broker.http import health
 from onewriter_broker.http.onewriter import (
     acknowledged,
     blocks,
+    brokers,
     bulk,
     desired,
     ownerships,
@@ -124,6 +125,7 @@ class HttpServer:
             subscriptions,
             lookup,
             onewriter_topics,
+            brokers,
             ownerships,
             staging,
             acknowledged,

@@ -89,20 +89,20 @@ class QuotaBook:
         used = self._used[quota]
         return max(used.items(), key=lambda each: each[1], default=("", 0))
 
-    def take(self, *parts: QuotaUnit) -> None:
+    def take(self, *units: QuotaUnit) -> None:
         """Add one to the count of each unit, of all or of none. Raises QuotaExceeded."""
-        for quota, whose in parts:
+        for quota, whose in units:
             self.check(quota, whose, self._used[quota][whose])
-        self.count(*parts)
+        self.count(*units)
 
-    def count(self, *parts: QuotaUnit) -> None:
+    def count(self, *units: QuotaUnit) -> None:
         """Add one to the count of each unit, even beyond a limit."""
-        for quota, whose in parts:
+        for quota, whose in units:
             self._used[quota][whose] += 1
 
-    def give_back(self, *parts: QuotaUnit) -> None:
+    def give_back(self, *units: QuotaUnit) -> None:
         """Subtract one from the count of each unit."""
-        for quota, whose in parts:
+        for quota, whose in units:
             used = self._used[quota]
             used[whose] -= 1
             if used[whose] <= 0:
@@ -130,14 +130,14 @@ def subject_of(identity: Identity, address: str) -> str:
     return f"anonymous client at {network_of(address.rpartition(':')[0] or address)}"
 
 
-def connection_parts(identity: Identity, address: str) -> tuple[QuotaUnit, ...]:
+def connection_units(identity: Identity, address: str) -> tuple[QuotaUnit, ...]:
     """The units of a connection: one of its subject, and for a ServiceAccount another of its namespace."""
-    parts = [QuotaUnit(Quota.CONNECTIONS_PER_SUBJECT, subject_of(identity, address))]
+    units = [QuotaUnit(Quota.CONNECTIONS_PER_SUBJECT, subject_of(identity, address))]
     namespace = Principal(identity).namespace
     if namespace is not None:
         whose = f"Kubernetes namespace {namespace}"
-        parts.append(QuotaUnit(Quota.CONNECTIONS_PER_NAMESPACE, whose))
-    return tuple(parts)
+        units.append(QuotaUnit(Quota.CONNECTIONS_PER_NAMESPACE, whose))
+    return tuple(units)
 
 
 def namespace_key(namespace: str) -> str:
@@ -148,18 +148,18 @@ def namespace_key(namespace: str) -> str:
 Item = TypeVar("Item")
 
 
-class Held(dict[int, Item]):
+class CountedItems(dict[int, Item]):
     """A mapping whose ids count in the quota book from ``take`` until they are removed."""
 
     def __init__(self, book: QuotaBook) -> None:
         super().__init__()
         self._book = book
-        self._parts: dict[int, tuple[QuotaUnit, ...]] = {}
+        self._units: dict[int, tuple[QuotaUnit, ...]] = {}
 
-    def take(self, key: int, *parts: QuotaUnit) -> None:
+    def take(self, key: int, *units: QuotaUnit) -> None:
         """Count an id that is in the mapping, or will be. Raises QuotaExceeded."""
-        self._book.take(*parts)
-        self._parts[key] = parts
+        self._book.take(*units)
+        self._units[key] = units
 
     def __delitem__(self, key: int) -> None:
         super().__delitem__(key)
@@ -174,8 +174,8 @@ class Held(dict[int, Item]):
 
     def clear(self) -> None:
         super().clear()
-        for key in list(self._parts):
+        for key in list(self._units):
             self._give_back(key)
 
     def _give_back(self, key: int) -> None:
-        self._book.give_back(*self._parts.pop(key, ()))
+        self._book.give_back(*self._units.pop(key, ()))

@@ -274,9 +274,11 @@ class ResourceBucket:
                     continue
                 space -= 1
             if each.field not in before:
-                nothing = floor_of(Ownership(), registration=0, known_since=known_since)
+                without_record = floor_of(Ownership(), registration=0, known_since=known_since)
                 if entry is None:
-                    before[each.field] = self.floors.begin(split_field(each.field)[0], nothing)
+                    before[each.field] = self.floors.begin(
+                        split_field(each.field)[0], without_record
+                    )
                 else:
                     before[each.field] = entry.current(now)
             earlier = after.get(each.field)

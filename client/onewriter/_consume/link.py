@@ -42,7 +42,7 @@ class Receiver(Protocol):
 
 
 class Link:
-    """Implements ConsumerEnd. ``subscribe`` once."""
+    """Implements ConsumerCallbacks. ``subscribe`` once."""
 
     def __init__(self, connection: Connection, consumer_id: int, receiver: Receiver) -> None:
         self.connection = connection
@@ -193,7 +193,7 @@ class Link:
             consumer_id=self.consumer_id, request_id=self.connection.next_request_id()
         )
 
-    # ------------------------------------------------------------ ConsumerEnd
+    # ------------------------------------------------------------ ConsumerCallbacks
 
     def on_delivery(self, delivery: Delivery, payload: memoryview) -> None:
         self._receiver.delivered(self, delivery, payload)

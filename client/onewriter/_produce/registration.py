@@ -36,7 +36,7 @@ class RegistrationOwner(Protocol):
 
 
 class Registration:
-    """Implements ProducerEnd. ``ask`` once, then ``answer``, then ``ready``.
+    """Implements ProducerCallbacks. ``ask`` once, then ``answer``, then ``ready``.
 
     It calls ``on_detached`` with the reason when a ready registration is closed or lost.
     """
@@ -109,7 +109,7 @@ class Registration:
             producer_id=self._producer_id, request_id=self.connection.next_request_id()
         )
 
-    # ------------------------------------------------------------ ProducerEnd
+    # ------------------------------------------------------------ ProducerCallbacks
 
     def on_success(self, answer: pb.CommandProducerSuccess) -> None:
         if not self._answer.done():

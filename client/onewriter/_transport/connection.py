@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 from onewriter._config import Address, ClientOptions, token_of
 from onewriter._errors import OnewriterError, Refused, ServerError, Unavailable, answer_of
-from onewriter._transport.ends import ConsumerEnd, OwnerEnds, ProducerEnd
+from onewriter._transport.ends import ConsumerCallbacks, OwnershipCallbacks, ProducerCallbacks
 from onewriter_core.errors import ProtocolError
 from onewriter_core.wire import replies
 from onewriter_core.wire.client import ClientConnection
@@ -100,11 +100,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._connected: asyncio.Future[None] = self._loop.create_future()
         self._requests: dict[int, asyncio.Future[Command]] = {}
-        self._ends: dict[int, ProducerEnd] = {}
-        self._asked: dict[int, ProducerEnd] = {}
-        self._consumers: dict[int, ConsumerEnd] = {}
-        self._expecting: dict[int, ConsumerEnd] = {}
-        self.owners = OwnerEnds()
+        self._ends: dict[int, ProducerCallbacks] = {}
+        self._asked: dict[int, ProducerCallbacks] = {}
+        self._consumers: dict[int, ConsumerCallbacks] = {}
+        self._expecting: dict[int, ConsumerCallbacks] = {}
+        self.owners = OwnershipCallbacks()
         self._outgoing: list[bytes] = []
         self._is_paused = False
         self._received_at = self._ticked_at = now()
@@ -239,7 +239,7 @@ class Connection(asyncio.BufferedProtocol):
         self.note_proof(begun_at)
         return command
 
-    def attach(self, producer_id: int, request_id: int, end: ProducerEnd) -> None:
+    def attach(self, producer_id: int, request_id: int, end: ProducerCallbacks) -> None:
         """Pass all commands for the producer to ``end``."""
         self._ends[producer_id] = end
         self._asked[request_id] = end
@@ -249,7 +249,7 @@ class Connection(asyncio.BufferedProtocol):
         self._ends.pop(producer_id, None)
         self._asked.pop(request_id, None)
 
-    def attach_consumer(self, consumer_id: int, end: ConsumerEnd) -> None:
+    def attach_consumer(self, consumer_id: int, end: ConsumerCallbacks) -> None:
         """Pass all commands for the consumer to ``end``."""
         self._consumers[consumer_id] = end
 
@@ -257,7 +257,7 @@ class Connection(asyncio.BufferedProtocol):
         """Ignore further commands for the consumer."""
         self._consumers.pop(consumer_id, None)
 
-    def expect(self, request_id: int, end: ConsumerEnd) -> None:
+    def expect(self, request_id: int, end: ConsumerCallbacks) -> None:
         """Pass the answer to ``end``, in order with the deliveries; a future would deliver it too late."""
         self._expecting[request_id] = end
 
@@ -347,7 +347,10 @@ class Connection(asyncio.BufferedProtocol):
             if not answer.done():
                 answer.set_exception(lost)
         self._wake_provers()
-        ends: list[ProducerEnd | ConsumerEnd] = [*self._ends.values(), *self._consumers.values()]
+        ends: list[ProducerCallbacks | ConsumerCallbacks] = [
+            *self._ends.values(),
+            *self._consumers.values(),
+        ]
         self._ends.clear()
         self._asked.clear()
         self._consumers.clear()

@@ -12,7 +12,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Delivery, SendReceipt
 
 
-class ProducerEnd(Protocol):
+class ProducerCallbacks(Protocol):
     """The callbacks to a producer."""
 
     def on_success(self, answer: pb.CommandProducerSuccess) -> None:
@@ -48,7 +48,7 @@ class ProducerEnd(Protocol):
         ...
 
 
-class OwnerEnd(Protocol):
+class OwnershipCallback(Protocol):
     """The callbacks to an ownership."""
 
     def on_ownership_lost(self, command: pb.CommandOwnershipLost) -> None:
@@ -60,7 +60,7 @@ class OwnerEnd(Protocol):
         ...
 
 
-class ConsumerEnd(Protocol):
+class ConsumerCallbacks(Protocol):
     """The callbacks to a consumer."""
 
     def on_delivery(self, delivery: Delivery, payload: memoryview) -> None:
@@ -95,16 +95,16 @@ OwnerKey = tuple[str, str, int]
 """Group, resource and generation of an ownership."""
 
 
-class OwnerEnds:
+class OwnershipCallbacks:
     """Passes the loss of each ownership of one connection to its end."""
 
     def __init__(self) -> None:
-        self._ends: dict[OwnerKey, OwnerEnd] = {}
+        self._ends: dict[OwnerKey, OwnershipCallback] = {}
         self._early: dict[OwnerKey, pb.CommandOwnershipLost] = {}
         """Losses of ownerships that were granted, and whose answer is not processed yet."""
         self._is_lost = False
 
-    def attach(self, key: OwnerKey, end: OwnerEnd) -> None:
+    def attach(self, key: OwnerKey, end: OwnershipCallback) -> None:
         """Pass the ownership's loss to ``end``, at once if it has arrived already."""
         self._ends[key] = end
         if (early := self._early.pop(key, None)) is not None:

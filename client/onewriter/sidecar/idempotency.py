@@ -13,7 +13,7 @@ from onewriter.sidecar.errors import Failure
 KEYS_MAX = 4_096
 """Largest number of remembered keys; the oldest key with a known result is forgotten first."""
 
-KEY_BYTES_MAX = 256
+KEY_LENGTH_MAX = 256
 
 
 @dataclass(slots=True)
@@ -43,8 +43,10 @@ class IdempotencyKeys:
 
         An attempt that definitely stored nothing is forgotten: its retry is a first attempt.
         """
-        if not 0 < len(key) <= KEY_BYTES_MAX:
-            raise Failure(400, "bad-key", f"an Idempotency-Key has 1 to {KEY_BYTES_MAX} characters")
+        if not 0 < len(key) <= KEY_LENGTH_MAX:
+            raise Failure(
+                400, "bad-key", f"an Idempotency-Key has 1 to {KEY_LENGTH_MAX} characters"
+            )
         present = self._attempts.get((session, key))
         if present is not None:
             if present.fingerprint != fingerprint:

@@ -15,7 +15,7 @@ from onewriter._lead.leadership import Leadership as AsyncLeadership
 from onewriter._produce.tenure import ProducerOptions
 from onewriter.sync._client import Client
 from onewriter.sync._contexts import Context
-from onewriter.sync._facade import blocking, calling, closing, parts
+from onewriter.sync._facade import blocking, calling, closing, inner_and_thread
 from onewriter.sync._leadership import Leadership
 from onewriter.sync._thread import Thread
 
@@ -65,7 +65,7 @@ class Candidacy(Context[AsyncCandidacy]):
         on_elected: Callable[[Leadership], None] | None = None,
         on_change: Callable[[Standing], None] | None = None,
     ) -> None:
-        host, thread = parts(client)
+        host, thread = inner_and_thread(client)
 
         async def elected(term: AsyncLeadership) -> None:
             if on_elected is not None:

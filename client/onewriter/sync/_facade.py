@@ -53,7 +53,7 @@ class Facade(Generic[A_co]):
         self._thread = thread
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and parts(other)[0] is self._inner
+        return type(other) is type(self) and inner_and_thread(other)[0] is self._inner
 
     def __hash__(self) -> int:
         return id(self._inner)
@@ -62,12 +62,12 @@ class Facade(Generic[A_co]):
         return f"<sync {self._inner!r}>"
 
 
-def parts(facade: Facade[A]) -> tuple[A, Thread]:
+def inner_and_thread(facade: Facade[A]) -> tuple[A, Thread]:
     """Return the asynchronous object, and its thread."""
     return facade._inner, facade._thread  # noqa: SLF001 - only the modules of this package call it
 
 
-def sibling_of(facade: type) -> type:
+def async_class_of(facade: type) -> type:
     """Return the asynchronous class of a facade."""
     for each in facade.__mro__:
         for base in vars(each).get("__orig_bases__", ()):
@@ -76,7 +76,7 @@ def sibling_of(facade: type) -> type:
                 named, *_ = typing.get_args(base)
                 found = getattr(named, "__bound__", None) or typing.get_origin(named) or named
                 return cast("type", found)
-    raise TypeError(f"{facade.__name__} stands for nothing")
+    raise TypeError(f"{facade.__name__} has no asynchronous class")
 
 
 # ---------------------------------------------------------------- types for the type checker
@@ -104,10 +104,10 @@ class Reading(Generic[A, R]):
         read = self._read
 
         def reading(facade: Facade[A]) -> R:
-            return read(parts(facade)[0])
+            return read(inner_and_thread(facade)[0])
 
-        of_sibling = inspect.getattr_static(sibling_of(owner), name, None)
-        reading.__doc__ = of_sibling.__doc__ if isinstance(of_sibling, property) else None
+        asynchronous = inspect.getattr_static(async_class_of(owner), name, None)
+        reading.__doc__ = asynchronous.__doc__ if isinstance(asynchronous, property) else None
         reading.__annotations__ = {"return": _second_argument(owner.__annotations__[name])}
         reading.__module__ = owner.__module__
         setattr(owner, name, property(reading))
@@ -141,7 +141,7 @@ def _method(like: Callable[..., Any], call: Callable[..., Any], gives: object = 
     """
 
     def method(facade: Facade[Any], *args: Any, **kwargs: Any) -> Any:
-        return call(*parts(facade), *args, **kwargs)
+        return call(*inner_and_thread(facade), *args, **kwargs)
 
     # Not functools.wraps: inspect would follow it to the coroutine function.
     method.__name__, method.__doc__, method.__module__ = (

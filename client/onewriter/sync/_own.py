@@ -11,7 +11,15 @@ from onewriter._own.own import Ownership as AsyncOwnership
 from onewriter._own.own import Ownerships as AsyncOwnerships
 from onewriter._produce.guarded import GuardedBy
 from onewriter.sync._contexts import Context, Opening
-from onewriter.sync._facade import Facade, Reading, blocking, calling, closing, direct, parts
+from onewriter.sync._facade import (
+    Facade,
+    Reading,
+    blocking,
+    calling,
+    closing,
+    direct,
+    inner_and_thread,
+)
 from onewriter.sync._leadership import Loss
 from onewriter.sync._producer import Guarded
 from onewriter.sync._source import Consumer
@@ -75,7 +83,7 @@ class Ownerships(Context[AsyncOwnerships], Sequence[Ownership]):
 
         A broker that cannot be reached releases them when it detects the loss of the connection.
         """
-        given = None if these is None else [parts(each)[0] for each in these]
+        given = None if these is None else [inner_and_thread(each)[0] for each in these]
         self._thread.leave(self._inner.release(given))
 
     def _leave(self, _error: BaseException | None) -> None:

@@ -23,7 +23,7 @@ from onewriter.state.watch import Watch as AsyncWatch
 from onewriter.state.writer import StateLimits
 from onewriter.sync._client import Client
 from onewriter.sync._contexts import Context, next_of
-from onewriter.sync._facade import Facade, Held, Reading, blocking, parts
+from onewriter.sync._facade import Facade, Held, Reading, blocking, inner_and_thread
 from onewriter.sync._thread import Thread
 
 S = TypeVar("S")
@@ -46,7 +46,7 @@ class SharedState(Context[AsyncSharedState[S, Op]], Generic[S, Op]):
     trouble: Reading[AsyncSharedState[Any, Any], Trouble | None] = Reading(lambda it: it.trouble)
 
     def __init__(self, builder: SharedStateBuilder[S, Op], client: Client, topic: str) -> None:
-        host, thread = parts(client)
+        host, thread = inner_and_thread(client)
         super().__init__(builder.open(host, topic), thread)
         self._held = Held(self._inner, host.spawn)
 
@@ -133,7 +133,7 @@ class SharedMap(Context[AsyncSharedMap[K, V]], Generic[K, V]):
         limits: StateLimits | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        host, thread = parts(client)
+        host, thread = inner_and_thread(client)
         shared = AsyncSharedMap(
             host, topic, keys, values, format=format, limits=limits, checkpoints=checkpoints
         )

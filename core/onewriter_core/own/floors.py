@@ -69,12 +69,12 @@ class Floors:
             return Floors({}, max(common, *groups.values()))
         return Floors(groups, common)
 
-    def begin(self, group: str, nothing: Ownership) -> Ownership:
+    def begin(self, group: str, without_record: Ownership) -> Ownership:
         """The ownership of a resource of the group that has no record.
 
-        ``nothing``: the ownership that such a resource has where no record was dropped.
+        ``without_record``: the ownership that such a resource has where no record was dropped.
         """
-        return Ownership(max(nothing.generation, self.of(group)))
+        return Ownership(max(without_record.generation, self.of(group)))
 
     def encode(self) -> dict[str, int]:
         """The floors by the names under which they are stored beside the records."""

@@ -6,7 +6,14 @@ from dataclasses import replace
 from typing import assert_never
 
 from onewriter_core.errors import ServerError
-from onewriter_core.topic.answers import busy, grant_shared, not_ready, outdated, probes, reject_all
+from onewriter_core.topic.answers import (
+    grant_shared,
+    not_ready,
+    probes,
+    reject_all,
+    reject_busy,
+    reject_replaced,
+)
 from onewriter_core.topic.effects import Close, Effect, Probe, Queue, Step
 from onewriter_core.topic.fences import start_fence
 from onewriter_core.topic.lookups import (
@@ -107,7 +114,9 @@ def _takeover_refusal(
     topic: Topic, group: ProducerGroup, request: Request, *, is_free: bool
 ) -> tuple[Effect, ...] | None:
     """Why this ExclusiveWithFencing request may not take the topic over; None: it may."""
-    partitions = [s for s in topic.partitions if s.number in group.partitions]
+    partitions = [
+        partition for partition in topic.partitions if partition.number in group.partitions
+    ]
     epoch = max(partition.epoch for partition in partitions)
     if request.if_epoch is not None and request.if_epoch != epoch:
         text = f"the topic epoch is {epoch}, not {request.if_epoch}"
@@ -138,9 +147,9 @@ def share_requested(topic: Topic, partition: Partition, request: Request) -> Ste
     owner = exclusive_owner(topic, (partition.number,))
     if owner is not None:
         text = f"Topic has an existing exclusive producer: {owner}"
-        return topic, (busy(request, text), *probes(topic, (partition.number,)))
+        return topic, (reject_busy(request, text), *probes(topic, (partition.number,)))
     if any(partition.number in waiter.partitions for waiter in topic.queue):
-        return topic, (busy(request, "Topic has waiting exclusive producers"),)
+        return topic, (reject_busy(request, "Topic has waiting exclusive producers"),)
     pending = topic.pending_fence
     is_sharing = (
         pending is not None
@@ -158,11 +167,11 @@ def share_requested(topic: Topic, partition: Partition, request: Request) -> Ste
             continue
         if other.identity != producer.identity or other.reconnects >= producer.reconnects:
             text = f"Producer with name '{producer.producer_name}' is already connected to topic"
-            return topic, (busy(request, text), Probe(other.registration))
+            return topic, (reject_busy(request, text), Probe(other.registration))
         if other in present:
             effects = (Close(other.registration, Departure.CONNECTION_LOST),)
         else:
-            effects = (outdated(other.registration),)
+            effects = (reject_replaced(other.registration),)
         present = tuple(p for p in present if p != other)
         coming = tuple(p for p in coming if p != other)
     if pending is not None and is_sharing:
@@ -191,7 +200,7 @@ def defer(topic: Topic, group: ProducerGroup | None, request: Request) -> Step:
     """
     others = () if group is None else group.members
     former = [other for other in topic.deferred if _is_outdated(other, request)]
-    effects: tuple[Effect, ...] = tuple(outdated(other.registration) for other in former)
+    effects: tuple[Effect, ...] = tuple(reject_replaced(other.registration) for other in former)
     deferred = tuple(other for other in topic.deferred if other not in former)
     topic = replace(topic, deferred=deferred)
     if len(deferred) >= DEFERRED_MAX or len(others) > 1:

@@ -17,7 +17,7 @@ def reject_all(
     return tuple(Reject(m.registration, code, text) for m in group.members)
 
 
-def busy(request: Request, text: str) -> Reject:
+def reject_busy(request: Request, text: str) -> Reject:
     return Reject(request.registration, ServerError.PRODUCER_BUSY, text)
 
 
@@ -25,12 +25,12 @@ def not_ready(registration: str, text: str) -> Reject:
     return Reject(registration, ServerError.SERVICE_NOT_READY, text)
 
 
-def outdated(registration: str) -> Reject:
+def reject_replaced(registration: str) -> Reject:
     """Reject the older one of two connections of one producer."""
     return not_ready(registration, "a newer connection of this producer has replaced this one")
 
 
-def moved_on(registration: str, carried: int, stored: int) -> Reject:
+def reject_old_epoch(registration: str, carried: int, stored: int) -> Reject:
     """Reject a producer that reconnects with an epoch that it cannot resume. ``stored``: the topic's epoch."""
     if carried < stored:
         text = f"Topic epoch has already moved. Current epoch: {stored}, Producer epoch: {carried}"

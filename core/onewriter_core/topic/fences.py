@@ -16,7 +16,7 @@ from onewriter_core.topic.lookups import (
     tenure_of,
     with_holder,
     with_partition,
-    without_absentees,
+    without_empty_holders,
     without_member,
     writers,
 )
@@ -64,7 +64,7 @@ def start_fence(
     stops: list[str] = []
     tenures: list[tuple[int, Tenure | None]] = []
     deposed: list[tuple[int, tuple[Identity, ...]]] = []
-    for partition in (s for s in topic.partitions if s.number in partitions):
+    for partition in (each for each in topic.partitions if each.number in partitions):
         if changes_hands:
             stops += writers(topic, partition)
         deposed.append((partition.number, _deposed(partition, group, departure, purpose)))
@@ -148,8 +148,8 @@ def fence_stored(topic: Topic, event: FenceStored) -> Step:
     if not isinstance(phase, Fencing | FencingFormerDataset) or phase.fence.number != event.number:
         raise ImpossibleStep(f"fence {event.number} stored while {phase}")
     pending = phase.fence
-    fenced = [s for s in topic.partitions if s.number in pending.partitions]
-    newest = max((max(s.ledger, s.epoch) for s in fenced), default=0)
+    fenced = [partition for partition in topic.partitions if partition.number in pending.partitions]
+    newest = max((max(partition.ledger, partition.epoch) for partition in fenced), default=0)
     if ledger <= newest:
         raise ImpossibleStep(f"ledger {ledger} fenced after {newest}")
     ending = _ending(pending, event)
@@ -184,7 +184,7 @@ def _ending(pending: PendingFence, event: FenceStored) -> Ending:
 
 def _serves_until(partitions: list[Partition], assured_at: float) -> float:
     """Until when a deposed holder may still act for the topic."""
-    return assured_at + max((s.serve_seconds for s in partitions), default=0.0)
+    return assured_at + max((partition.serve_seconds for partition in partitions), default=0.0)
 
 
 def _drain(
@@ -197,9 +197,13 @@ def _drain(
     """Close the former writers now. The new writer gets its grant when no former holder may serve."""
     pending = phase.fence
     raises_epoch = pending.purpose is Purpose.GRANT
-    written = {s.number for s in topic.partitions if isinstance(s.ownership, Held | Shared)}
+    written = {
+        partition.number
+        for partition in topic.partitions
+        if isinstance(partition.ownership, Held | Shared)
+    }
     topic, closes = _evicted(topic, pending, now)
-    for partition in (s for s in topic.partitions if s.number in pending.partitions):
+    for partition in (each for each in topic.partitions if each.number in pending.partitions):
         topic = with_partition(
             topic,
             replace(
@@ -259,7 +263,7 @@ def _granted(
     topic, closes = _evicted(topic, pending, now)
     alive = bool(group.members)
     tenure = Tenure(ledger, group.producer_name, group.identity, group.admitted_by)
-    for partition in (s for s in topic.partitions if s.number in pending.partitions):
+    for partition in (each for each in topic.partitions if each.number in pending.partitions):
         topic = with_partition(
             topic,
             replace(
@@ -298,9 +302,13 @@ def _vacated_by_order(
 ) -> Step:
     pending = phase.fence
     first = _first_partition(topic, pending)
-    written = {s.number for s in topic.partitions if isinstance(s.ownership, Held | Shared)}
+    written = {
+        partition.number
+        for partition in topic.partitions
+        if isinstance(partition.ownership, Held | Shared)
+    }
     topic, closes = _evicted(topic, pending, now)
-    for partition in (s for s in topic.partitions if s.number in pending.partitions):
+    for partition in (each for each in topic.partitions if each.number in pending.partitions):
         topic = with_partition(
             topic,
             replace(
@@ -378,10 +386,10 @@ def resume(topic: Topic, partition: Partition, group: ProducerGroup, now: float)
 
 def _opened(topic: Topic, phase: FencePhase, ledger: int) -> Topic:
     partitions = tuple(
-        replace(s, ledger=ledger, is_open=_opens(phase, s))
-        if s.number in phase.fence.partitions
-        else s
-        for s in topic.partitions
+        replace(partition, ledger=ledger, is_open=_opens(phase, partition))
+        if partition.number in phase.fence.partitions
+        else partition
+        for partition in topic.partitions
     )
     return replace(topic, partitions=partitions)
 
@@ -389,7 +397,7 @@ def _opened(topic: Topic, phase: FencePhase, ledger: int) -> Topic:
 def _evicted(topic: Topic, pending: PendingFence, now: float) -> Step:
     """Close the writers of the fence's partitions. A partitioned holder keeps its other partitions."""
     closes: list[Effect] = []
-    for partition in (s for s in topic.partitions if s.number in pending.partitions):
+    for partition in (each for each in topic.partitions if each.number in pending.partitions):
         for registration in writers(topic, partition):
             closes.append(Close(registration, pending.departure))
             if isinstance(partition.ownership, Held):
@@ -400,7 +408,7 @@ def _evicted(topic: Topic, pending: PendingFence, now: float) -> Step:
         for h in topic.holders
     )
     topic = replace(topic, holders=holders)
-    return without_absentees(topic, pending.departure, now), tuple(closes)
+    return without_empty_holders(topic, pending.departure, now), tuple(closes)
 
 
 def fence_refused(topic: Topic, event: FenceRefused) -> Step:
@@ -417,7 +425,9 @@ def fence_refused(topic: Topic, event: FenceRefused) -> Step:
     group = pending.group
     if group is not None and pending.departure is Departure.HANDED_OVER:
         if group.is_partitioned:
-            group = replace(group, partitions=tuple(s.number for s in topic.partitions))
+            group = replace(
+                group, partitions=tuple(partition.number for partition in topic.partitions)
+            )
         if group.members:
             topic = replace(topic, queue=(*topic.queue, group))
     elif group is not None:

@@ -56,7 +56,10 @@ def partition_requested(topic: Topic, partition: Partition, request: Request, no
         held = HeldBack(request, now + HOLD_BACK_SECONDS)
         return replace(topic, held_back=(*topic.held_back, held)), ()
     group = new_group(
-        topic, request, tuple(s.number for s in topic.partitions), is_partitioned=True
+        topic,
+        request,
+        tuple(partition.number for partition in topic.partitions),
+        is_partitioned=True,
     )
     still_held: list[HeldBack] = []
     for held in topic.held_back:

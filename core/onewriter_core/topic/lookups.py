@@ -54,7 +54,9 @@ def may_come_back(topic: Topic, partitions: tuple[int, ...]) -> bool:
     )
     if pending is not None and is_fenced and overlap(pending.partitions, partitions):
         return False
-    wanted = [s.ownership for s in topic.partitions if s.number in partitions]
+    wanted = [
+        partition.ownership for partition in topic.partitions if partition.number in partitions
+    ]
     is_written = any(isinstance(ownership, Held | Shared) for ownership in wanted)
     return not is_written and any(isinstance(ownership, Reserved) for ownership in wanted)
 
@@ -73,7 +75,10 @@ def has_shared(topic: Topic, partitions: tuple[int, ...]) -> bool:
         and overlap(pending.partitions, partitions)
     ):
         return True
-    return any(s.number in partitions and isinstance(s.ownership, Shared) for s in topic.partitions)
+    return any(
+        partition.number in partitions and isinstance(partition.ownership, Shared)
+        for partition in topic.partitions
+    )
 
 
 def is_changing_hands(topic: Topic, partition: Partition) -> bool:
@@ -88,7 +93,11 @@ def is_changing_hands(topic: Topic, partition: Partition) -> bool:
 
 
 def free_partitions(topic: Topic) -> frozenset[int]:
-    return frozenset(s.number for s in topic.partitions if isinstance(s.ownership, Vacant))
+    return frozenset(
+        partition.number
+        for partition in topic.partitions
+        if isinstance(partition.ownership, Vacant)
+    )
 
 
 def writers(topic: Topic, partition: Partition) -> list[str]:
@@ -116,7 +125,7 @@ def with_partition(topic: Topic, partition: Partition) -> Topic:
     return replace(
         topic,
         partitions=tuple(
-            partition if s.number == partition.number else s for s in topic.partitions
+            partition if each.number == partition.number else each for each in topic.partitions
         ),
     )
 
@@ -169,7 +178,7 @@ def vacated(
     )
 
 
-def without_absentees(
+def without_empty_holders(
     topic: Topic, departure: Departure, now: float, heard_at: float | None = None
 ) -> Topic:
     """Remove holders that have no members left, also from partitions for which they never had a member."""

@@ -175,7 +175,11 @@ def next_deadline(topic: Topic) -> float | None:
     """When the machine needs a ``ClockTicked``; None: not at all."""
     deadlines = [held.until for held in topic.held_back]
     deadlines += [group.until for group in topic.refused_groups]
-    deadlines += [s.ownership.until for s in topic.partitions if isinstance(s.ownership, Reserved)]
+    deadlines += [
+        partition.ownership.until
+        for partition in topic.partitions
+        if isinstance(partition.ownership, Reserved)
+    ]
     if isinstance(topic.phase, Draining):
         deadlines.append(topic.phase.until)
     return min(deadlines, default=None)

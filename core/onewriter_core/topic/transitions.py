@@ -11,7 +11,7 @@ from typing import assert_never
 
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.access_modes import contend, defer, share_requested
-from onewriter_core.topic.answers import moved_on, not_ready, outdated
+from onewriter_core.topic.answers import not_ready, reject_old_epoch, reject_replaced
 from onewriter_core.topic.effects import Answer, Close, Effect, Grant, Probe, Reject, Step, Suspect
 from onewriter_core.topic.events import (
     ClockTicked,
@@ -42,7 +42,7 @@ from onewriter_core.topic.lookups import (
     with_holder,
     with_partition,
     with_pending,
-    without_absentees,
+    without_empty_holders,
     without_member,
     writers,
 )
@@ -98,11 +98,11 @@ def _returned(topic: Topic, partition: Partition, request: Request, epoch: int, 
     """A granted producer reconnects with its epoch: first the epoch gate, then the resume."""
     registration = request.registration
     if epoch < partition.epoch:
-        return topic, (moved_on(registration, epoch, partition.epoch),)
+        return topic, (reject_old_epoch(registration, epoch, partition.epoch),)
     if epoch > partition.epoch:
         return topic, (
             Suspect(registration, epoch, partition.epoch),
-            moved_on(registration, epoch, partition.epoch),
+            reject_old_epoch(registration, epoch, partition.epoch),
         )
     tenure = Tenure(epoch, request.producer_name, request.identity)
     if is_changing_hands(topic, partition):
@@ -116,7 +116,7 @@ def _returned(topic: Topic, partition: Partition, request: Request, epoch: int, 
             group = new_group(topic, request, (partition.number,), is_partitioned=False)
             return resume(replace(topic, arrivals=topic.arrivals + 1), partition, group, now)
         case Held() | Vacant() | Reserved() | Shared():
-            return topic, (moved_on(registration, epoch, partition.epoch),)
+            return topic, (reject_old_epoch(registration, epoch, partition.epoch),)
         case _:
             assert_never(partition.ownership)
 
@@ -160,15 +160,16 @@ def settle(topic: Topic, effects: tuple[Effect, ...], now: float) -> Step:
     """Start what had to wait for the pending fence, until the next fence is pending."""
     while isinstance(topic.phase, Settled):
         lost = tuple(
-            s.number
-            for s in topic.partitions
-            if isinstance(s.ownership, Held) and s.ownership.may_be_lost
+            partition.number
+            for partition in topic.partitions
+            if isinstance(partition.ownership, Held) and partition.ownership.may_be_lost
         )
         unfenced = tuple(
-            s.number
-            for s in topic.partitions
+            partition.number
+            for partition in topic.partitions
             # Also without a writer: consumers move cursors under the ledger's token.
-            if not s.is_open and (s.ledger > 0 or isinstance(s.ownership, Held | Shared))
+            if not partition.is_open
+            and (partition.ledger > 0 or isinstance(partition.ownership, Held | Shared))
         )
         if lost:
             topic, more = start_fence(topic, Purpose.DEPOSE, lost, None, Departure.GRANT_LOST)
@@ -211,7 +212,7 @@ def _start_or_defer(topic: Topic, request: Request, purpose: Purpose, partition:
     ):
         topic = replace(topic, arrivals=topic.arrivals + 1)
         topic = with_pending(topic, replace(pending, group=group))
-        return topic, tuple(outdated(member.registration) for member in older.members)
+        return topic, tuple(reject_replaced(member.registration) for member in older.members)
     return defer(topic, None, request)
 
 
@@ -244,7 +245,7 @@ def gone(topic: Topic, event: ProducerGone) -> Step:
                 pass
             case _:
                 assert_never(partition.ownership)
-    return without_absentees(topic, departure, now, heard_at), ()
+    return without_empty_holders(topic, departure, now, heard_at), ()
 
 
 def gone_while_fencing(topic: Topic, event: ProducerGone) -> Step:
@@ -414,7 +415,9 @@ def unloaded(topic: Topic, event: Unloaded) -> Step:
         if pending.answers:
             effects.append(Answer(pending.answers, topic.epoch, reason))
     effects += [not_ready(registration, reason) for registration in unanswered]
-    partitions = tuple(replace(s, ownership=Vacant(), is_open=False) for s in topic.partitions)
+    partitions = tuple(
+        replace(partition, ownership=Vacant(), is_open=False) for partition in topic.partitions
+    )
     closed = Topic(
         partitions,
         topic.policy,

@@ -154,7 +154,7 @@ def _ready(facts: ClaimFacts) -> Verdict:
         return yes("Ready", "Ready", _who_may(facts))
     if facts.brokers.synced == 0:
         return unknown("Ready", "BrokersUnreachable", unreachable(facts.brokers))
-    return no("Ready", "Pending", "not every broker has taken it over yet")
+    return no("Ready", "Pending", "not every broker has received it yet")
 
 
 def _who_may(facts: ClaimFacts) -> str:

@@ -144,15 +144,15 @@ class _Judge:
         if pod.outcome not in OPEN:
             return pod
         if not pod.pod:
-            return self._settled(pod, "NotRequested", "its token names no pod")
+            return self._with_outcome(pod, "NotRequested", "its token names no pod")
         if self._policy == "None":
-            return self._settled(pod, "NotRequested", "spec.fencing.podPolicy is None")
+            return self._with_outcome(pod, "NotRequested", "spec.fencing.podPolicy is None")
         attempt = self._facts.attempts.get(pod.identifier)
         if attempt is not None and attempt.answer in {"Evicted", "PodGone"}:
             return self._gone(pod, attempt)
         has_returned = attempt is not None and attempt.answer == "CameBack"
         if has_returned or came_back(self._facts.view, pod.pod_uid, pod.epoch):
-            return self._settled(pod, "CameBack", "")
+            return self._with_outcome(pod, "CameBack", "")
         if self._facts.view is None and not self._facts.brokers.all_synced:
             return pod  # no broker can say whether it has registered again
         if not _shows_all(self._facts.view):
@@ -161,14 +161,14 @@ class _Judge:
         known = self._facts.pods.get(pod.pod_uid)
         if known is not None and (not known.exists or known.is_going):
             message = "" if not known.exists else "it is being deleted already"
-            return self._settled(pod, "PodGone", message)
+            return self._with_outcome(pod, "PodGone", message)
         return self._due(pod, attempt)
 
     def _gone(self, pod: FencedPod, attempt: RemovalAttempt) -> FencedPod:
         if attempt.answer == "Evicted":
             note = f"Pod {pod.pod} was fenced at epoch {pod.epoch} ({pod.cause}) and evicted"
             self.actions.append(EmitEvent("PodEvicted", note))
-        return self._settled(pod, attempt.answer, attempt.message)
+        return self._with_outcome(pod, attempt.answer, attempt.message)
 
     def _due(self, pod: FencedPod, attempt: RemovalAttempt | None) -> FencedPod:
         """Remove the pod now, or note when."""
@@ -202,9 +202,9 @@ class _Judge:
             return pod
         note = f"Pod {pod.pod}, fenced in epoch {pod.epoch}, stays: {attempt.message}"
         self.actions.append(EmitEvent("EvictionBlocked", note, is_warning=True))
-        return self._settled(pod, attempt.answer, attempt.message)
+        return self._with_outcome(pod, attempt.answer, attempt.message)
 
-    def _settled(self, pod: FencedPod, outcome: str, message: str) -> FencedPod:
+    def _with_outcome(self, pod: FencedPod, outcome: str, message: str) -> FencedPod:
         since = timestamp(self._facts.now)
         return replace(pod, outcome=outcome, since=since, message=message)
 

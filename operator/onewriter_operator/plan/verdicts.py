@@ -86,7 +86,7 @@ def _ready(facts: TopicFacts, serving: Verdict, applied: Verdict) -> Verdict:
 
 def _serving(facts: TopicFacts) -> Verdict:
     acceptance, view = facts.acceptance, facts.view
-    if _is_obstructed(facts):
+    if _is_write_refused(facts):
         return no("Serving", acceptance.reason, acceptance.message)
     if facts.declared.is_going:
         return no("Serving", "Deleting", "the topic is being deleted and admits no producer")
@@ -108,7 +108,7 @@ def _serving(facts: TopicFacts) -> Verdict:
 
 def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
     view = facts.view
-    if _is_obstructed(facts):
+    if _is_write_refused(facts):
         return unknown("WriterActive", "NotServed", facts.acceptance.message)
     if view is None:
         if facts.bucket_waiting:
@@ -122,11 +122,11 @@ def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
     if view.state == "Shared":
         return yes("WriterActive", "Shared", "shared producers write")
     if view.state in TAKING_OVER:
-        return no("WriterActive", "TakingOver", "the next writer is being let in")
+        return no("WriterActive", "TakingOver", "the next writer is being granted the topic")
     return no("WriterActive", "Vacant", f"no producer holds the topic; {view.waiting} wait")
 
 
-def _is_obstructed(facts: TopicFacts) -> bool:
+def _is_write_refused(facts: TopicFacts) -> bool:
     """Whether no producer gets the topic through this object until one of the OBSTACLES is removed."""
     return facts.acceptance.reason in OBSTACLES and not facts.acceptance.is_kept
 
@@ -148,7 +148,7 @@ def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
     if not applied.is_everywhere:
         if facts.brokers.synced == 0:
             return no("PolicyApplied", "BrokersUnreachable", unreachable(facts.brokers))
-        return no("PolicyApplied", "Pending", "not every broker has taken it over yet")
+        return no("PolicyApplied", "Pending", "not every broker has received it yet")
     former = facts.declared.status.condition("PolicyApplied")
     if former.reason == "Adopted":
         return yes("PolicyApplied", "Adopted", former.message)
@@ -189,7 +189,7 @@ def _drifted(facts: TopicFacts, drift: Sequence[str]) -> Verdict:
 def drift_verdict(former: Condition, drift: Sequence[str], now: float) -> Verdict:
     """The condition Drifted: an outside change stays visible for an hour."""
     if drift:
-        return yes("Drifted", "Repaired", f"changed outside and put right: {'; '.join(drift)}")
+        return yes("Drifted", "Repaired", f"changed outside and repaired: {'; '.join(drift)}")
     if former.status != "True":
         return no("Drifted", "NoDrift", former.message)
     since = seconds_of(former.since)

@@ -18,7 +18,7 @@ from onewriter_operator.plan.facts import (
 POD_SECONDS: Final = 60.0
 """A pod that is not watched is read again after this time."""
 
-OBSTACLE_SECONDS_MAX: Final = 300.0
+REFUSED_WRITE_SECONDS_MAX: Final = 300.0
 """Longest delay before a refused write is repeated; it doubles with each refusal."""
 
 DELETION_SECONDS: Final = 5.0
@@ -31,7 +31,7 @@ PODS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class RefusedWrite:
     """A write of a topic's object that failed: the reason, and until when the operator does not try again.
 
     ``is_foreign``: an object that the topic does not own has the name.
@@ -74,7 +74,7 @@ class TopicCache(ObjectCache):
     fenced_since: dict[str, float] = field(default_factory=dict)
     attempts: dict[str, tuple[RemovalAttempt, float]] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
-    obstacles: dict[str, Obstacle] = field(default_factory=dict)
+    refused_writes: dict[str, RefusedWrite] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
     generation: int = 0
     foreign_until: float = 0.0
@@ -94,28 +94,34 @@ class TopicCache(ObjectCache):
         self.ahead_since = now if self.ahead_since is None else self.ahead_since
         return now - self.ahead_since
 
-    def obstruct(self, name: str, message: str, now: float, seconds: float) -> Obstacle:
+    def note_refused_write(
+        self, name: str, message: str, now: float, seconds: float
+    ) -> RefusedWrite:
         """Note a failed write: the delay before the next one doubles with each failure."""
         count = self.failures.get(name, 0)
         self.failures[name] = count + 1
-        delay = min(seconds * 2 ** min(count, DOUBLINGS_MAX), OBSTACLE_SECONDS_MAX)
-        found = Obstacle(message, now + delay)
-        self.obstacles[name] = found
+        delay = min(seconds * 2 ** min(count, DOUBLINGS_MAX), REFUSED_WRITE_SECONDS_MAX)
+        found = RefusedWrite(message, now + delay)
+        self.refused_writes[name] = found
         return found
 
-    def forget_obstacles(self) -> None:
+    def forget_refused_writes(self) -> None:
         """Try everything again at once."""
-        self.obstacles.clear()
+        self.refused_writes.clear()
         self.failures.clear()
 
-    def keep_obstacles(self, names: Container[str]) -> None:
-        """Drop the obstacles of objects that neither exist nor are wanted any more."""
-        self.obstacles = {name: each for name, each in self.obstacles.items() if name in names}
+    def keep_refused_writes(self, names: Container[str]) -> None:
+        """Drop the refused writes of objects that neither exist nor are wanted any more."""
+        self.refused_writes = {
+            name: each for name, each in self.refused_writes.items() if name in names
+        }
 
-    def present_obstacles(self, now: float) -> dict[str, Obstacle]:
-        """The obstacles that still count, by kind/name."""
-        self.obstacles = {name: each for name, each in self.obstacles.items() if each.until > now}
-        return self.obstacles
+    def present_refused_writes(self, now: float) -> dict[str, RefusedWrite]:
+        """The refused writes that still count, by kind/name."""
+        self.refused_writes = {
+            name: each for name, each in self.refused_writes.items() if each.until > now
+        }
+        return self.refused_writes
 
     def remember_pod(self, uid: str, facts: PodFacts, now: float) -> None:
         """Keep a pod that was read."""

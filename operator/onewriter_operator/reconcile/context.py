@@ -18,7 +18,7 @@ from onewriter_operator.plan.facts import Acceptance, Applied, FleetState, PlanL
 from onewriter_operator.plan.view import TopicView
 from onewriter_operator.reconcile.cache import ObjectCache
 from onewriter_operator.reconcile.followed_pods import FollowedPods
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 
 
 class CommonFacts(TypedDict):
@@ -43,7 +43,7 @@ class ReconcileContext:
     """The parts of the operator that a reconcile needs. ``wall_clock``: Unix time."""
 
     kube: Kube
-    store: Store
+    store: ObjectCopy
     declarations: Declarations
     fleet: Fleet
     recorder: Recorder

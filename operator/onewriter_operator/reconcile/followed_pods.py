@@ -51,7 +51,7 @@ class FollowedPods:
         self._changed = changed
         self._wanted: dict[Key, Pod] = {}
         self._facts: dict[str, PodFacts] = {}
-        self._is_other = asyncio.Event()
+        self._wanted_changed = asyncio.Event()
 
     def want(self, topic: Key, pod: Pod | None) -> None:
         """Set the pod that a topic's Service leads to; None if there is none to follow."""
@@ -61,7 +61,7 @@ class FollowedPods:
             del self._wanted[topic]
         else:
             self._wanted[topic] = pod
-        self._is_other.set()
+        self._wanted_changed.set()
 
     def facts(self, uid: str) -> PodFacts | None:
         """A pod as it is now; None if it is not followed."""
@@ -72,8 +72,8 @@ class FollowedPods:
         tasks: dict[Pod, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._is_other.wait()
-                self._is_other.clear()
+                await self._wanted_changed.wait()
+                self._wanted_changed.clear()
                 wanted = dict.fromkeys(self._wanted.values())
                 for pod in [each for each in tasks if each not in wanted]:
                     tasks.pop(pod).cancel()

@@ -22,8 +22,8 @@ from onewriter_operator.kinds import POD, Json, timestamp
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.objects import mapping, mappings, text
 
-LOOK_SECONDS: Final = 1.0
-"""Interval of the question to a broker."""
+POLL_SECONDS: Final = 1.0
+"""Interval between two checks of all brokers."""
 
 ANSWER_SECONDS: Final = 1.5
 """Time for a broker's answer."""
@@ -36,8 +36,8 @@ REASON: Final = "BrokerLost"
 log = structlog.get_logger(__name__)
 
 
-class Witnesses(Protocol):
-    """What is asked of the fleet."""
+class BrokerReports(Protocol):
+    """What the brokers report about each other, and whether they answer the operator."""
 
     async def members(self, seconds: float) -> Mapping[str, bool]:
         """Whether each broker is alive, as the first broker says that answers in time."""
@@ -55,7 +55,7 @@ class LostBrokers:
         self,
         kube: Kube,
         namespace: str,
-        brokers: Witnesses,
+        brokers: BrokerReports,
         wall_clock: Callable[[], float],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,35 +64,35 @@ class LostBrokers:
         self._brokers = brokers
         self._wall_clock = wall_clock
         self._now = now
-        self._looked_at: dict[str, float] = {}
+        self._read_pod_at: dict[str, float] = {}
         """When the pods of dead brokers were read, at most one for each broker that another one knows."""
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
+            await asyncio.sleep(POLL_SECONDS)
+            await self.check()
 
-    async def look(self) -> None:
-        """Take each lost broker out of its Services."""
+    async def check(self) -> None:
+        """Set the pod of each lost broker to not ready, which takes it out of its Services."""
         alive = await self._brokers.members(ANSWER_SECONDS)
         for name, is_alive in sorted(alive.items()):
             if is_alive:
-                self._looked_at.pop(name, None)
+                self._read_pod_at.pop(name, None)
                 continue
-            looked_at = self._looked_at.get(name)
-            if looked_at is not None and self._now() - looked_at < AGAIN_SECONDS:
+            read_pod_at = self._read_pod_at.get(name)
+            if read_pod_at is not None and self._now() - read_pod_at < AGAIN_SECONDS:
                 continue
             if await self._brokers.answers(name, ANSWER_SECONDS):
                 continue
-            self._looked_at[name] = self._now()
+            self._read_pod_at[name] = self._now()
             try:
-                if await self._take_out(name):
+                if await self._set_not_ready(name):
                     log.warning("broker.taken_out", broker=name)
             except (ApiRefused, ApiUnreachable) as error:
                 log.warning("broker.not_taken_out", broker=name, reason=str(error))
 
-    async def _take_out(self, name: str) -> bool:
+    async def _set_not_ready(self, name: str) -> bool:
         """Whether the pod counted as ready and does so no longer. Raises ApiRefused, ApiUnreachable."""
         pod = await self._kube.get(POD, self._namespace, name)
         change = not_ready(pod, self._wall_clock())

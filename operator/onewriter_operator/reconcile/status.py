@@ -12,7 +12,7 @@ from onewriter_operator.kinds import Json, Kind
 from onewriter_operator.kube import Kube
 from onewriter_operator.objects import DeclaredObject, KubeObject, mapping
 from onewriter_operator.reconcile.api_calls import api_answer
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 
 
 def is_shown(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
@@ -47,7 +47,7 @@ def _own(status: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
 
 
 async def write(
-    kube: Kube, store: Store, kind: Kind, declared: DeclaredObject, status: Json
+    kube: Kube, store: ObjectCopy, kind: Kind, declared: DeclaredObject, status: Json
 ) -> bool:
     """Write the status if it differs; whether it was written. Raises RetryLater, ApiRefused."""
     if is_shown(status, mapping(declared.document.get("status"))):

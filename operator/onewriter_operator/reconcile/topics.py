@@ -45,7 +45,7 @@ from onewriter_operator.reconcile.answered_actions import AnsweredActions, has_a
 from onewriter_operator.reconcile.api_calls import ApiFails, api_answer, enforce, unless_gone
 from onewriter_operator.reconcile.cache import (
     DELETION_SECONDS,
-    Obstacle,
+    RefusedWrite,
     TopicCache,
 )
 from onewriter_operator.reconcile.context import ReconcileContext
@@ -57,7 +57,7 @@ ROUNDS_MAX: Final = 8
 """How often one reconcile may perform actions, add the answers to its facts and plan again."""
 
 REPLANS_MAX: Final = 3
-"""How often one reconcile may meet a new obstacle and plan again."""
+"""How often one reconcile may meet a new refused write and plan again."""
 
 REFUSED_SECONDS: Final = 60.0
 """Delay after a write that the API server refused, or of an object that the topic does not own. It doubles with
@@ -142,8 +142,8 @@ class TopicReconciler:
         if topic is None:
             self._forget(key)
             return GONE
-        later, is_obstructed = await self._write_dependents(topic, cache, plan)
-        if is_obstructed and replans:
+        later, is_refused = await self._write_dependents(topic, cache, plan)
+        if is_refused and replans:
             return await self.reconcile(key, replans - 1)
         return await self._carry_out(topic, cache, plan, later)
 
@@ -161,10 +161,10 @@ class TopicReconciler:
             cache.reconcile_at, cache.stored = asked, None
             cache.pods.clear()
             cache.attempts.clear()
-            cache.forget_obstacles()
+            cache.forget_refused_writes()
         if topic.generation != cache.generation:
             cache.generation = topic.generation
-            cache.forget_obstacles()
+            cache.forget_refused_writes()
         # The results of removed orders are dropped: a later order is new, whatever its text.
         cache.fence = cache.fence if topic.annotation(FENCE) else None
         cache.handover = cache.handover if topic.annotation(HANDOVER) else None
@@ -289,16 +289,18 @@ class TopicReconciler:
             named(Key(SLICE.kind, namespace, leader.slice_name(name, each)))
             for each in ("IPv4", "IPv6")
         }
-        cache.keep_obstacles(present | wanted_names)
-        obstacles = cache.present_obstacles(now)
-        taken = [name for name, each in obstacles.items() if each.is_foreign]
+        cache.keep_refused_writes(present | wanted_names)
+        refused_writes = cache.present_refused_writes(now)
+        taken = [name for name, each in refused_writes.items() if each.is_foreign]
         return {
             "service": service,
             "slices": slices,
             "left_over": left_over,
             "foreign_slices": foreign,
             "taken": taken[0] if taken else "",
-            "refused": {n: each.message for n, each in obstacles.items() if not each.is_foreign},
+            "refused": {
+                n: each.message for n, each in refused_writes.items() if not each.is_foreign
+            },
         }
 
     # ------------------------------------------------------------ performing the plan
@@ -343,7 +345,7 @@ class TopicReconciler:
         if later is not None:
             raise later
         now = asyncio.get_running_loop().time()
-        after += [each.until - now for each in cache.present_obstacles(now).values()]
+        after += [each.until - now for each in cache.present_refused_writes(now).values()]
         return min(after, default=None)
 
     async def _write_dependents(
@@ -352,19 +354,19 @@ class TopicReconciler:
         """Write and remove the objects that a topic owns.
 
         Returns the temporary failure, if there was one (the status can still be written), and whether
-        there is a new obstacle, so that the plan has to be made again.
+        there is a new refused write, so that the plan has to be made again.
         """
         later: RetryLater | None = None
         for action in plan.actions:
             if not isinstance(action, Apply | Remove):
                 continue
             try:
-                obstacle = await self._write_dependent(topic, cache, action)
+                refused = await self._write_dependent(topic, cache, action)
             except RetryLater as error:
                 later = error
                 continue
-            if obstacle is not None:
-                log.warning("dependent.refused", object=_title(action), reason=obstacle.message)
+            if refused is not None:
+                log.warning("dependent.refused", object=_title(action), reason=refused.message)
                 return None, True
         return later, False
 
@@ -391,8 +393,8 @@ class TopicReconciler:
 
     async def _write_dependent(
         self, topic: TopicObject, cache: TopicCache, action: Apply | Remove
-    ) -> Obstacle | None:
-        """Write or remove one object; its obstacle, if any. Raises RetryLater for a temporary failure."""
+    ) -> RefusedWrite | None:
+        """Write or remove one object; the write if it was refused. Raises RetryLater for a temporary failure."""
         now = asyncio.get_running_loop().time()
         title = _title(action)
         self._await_repair(topic, cache, action)
@@ -400,17 +402,17 @@ class TopicReconciler:
             if isinstance(action, Apply):
                 if await self._apply(topic, cache, action):
                     return None
-                cache.obstacles[title] = foreign = Obstacle(
+                cache.refused_writes[title] = foreign = RefusedWrite(
                     "", now + REFUSED_SECONDS, is_foreign=True
                 )
                 return foreign
             await self._remove(action)
             cache.failures.pop(title, None)
         except ApiFails as failure:
-            return cache.obstruct(title, str(failure), now, self._failing_seconds)
+            return cache.note_refused_write(title, str(failure), now, self._failing_seconds)
         except ApiRefused as refused:
             hint = "" if isinstance(action, Apply) else f"; delete it: it leads to {FOREIGN_PODS}"
-            return cache.obstruct(title, f"{refused}{hint}", now, REFUSED_SECONDS)
+            return cache.note_refused_write(title, f"{refused}{hint}", now, REFUSED_SECONDS)
         return None
 
     def _await_repair(self, topic: TopicObject, cache: TopicCache, action: Apply | Remove) -> None:
@@ -449,7 +451,7 @@ class TopicReconciler:
         if former is not None and (former.document.get("spec") or {}).get("selector"):
             cache.foreign_until = asyncio.get_running_loop().time() + FOREIGN_SECONDS
         written = await api_answer(enforce(self._context.kube, action.kind, wanted, action.version))
-        cache.obstacles.pop(named(key), None)
+        cache.refused_writes.pop(named(key), None)
         cache.failures.pop(named(key), None)
         cache.written[named(key)] = digest(wanted)
         self._context.store.put(written)

@@ -18,8 +18,8 @@ from onewriter_core.audit.records import LossRecord
 from onewriter_core.audit.sequences import stored_twice
 from onewriter_core.ids import Position
 from onewriter_pipeline.audit import facts, history, live, table_files, table_segments
-from onewriter_pipeline.audit.kept import Kept
-from onewriter_pipeline.audit.repeats import doubtful
+from onewriter_pipeline.audit.audit_records import AuditRecords
+from onewriter_pipeline.audit.repeats import possible_repeats
 from onewriter_pipeline.audit.tasks import Repeat, gathered, repeated
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
@@ -67,7 +67,7 @@ class AuditReport:
     records: int = 0
     read_seconds: float = 0.0
     judge_seconds: float = 0.0
-    kept: Kept = field(default_factory=Kept)
+    kept: AuditRecords = field(default_factory=AuditRecords)
     """What is known besides the contents; not a part of the document."""
 
     @property
@@ -172,8 +172,8 @@ class Audit:
             observed = gathered(spark, observe, parts, size)
             live.observe_after(broker, around)
             report.notes += [*_nothing(logs), *around.notes]
-            unclear = doubtful(observed)
-            again = live.printing(parts, unclear)
+            unclear = possible_repeats(observed)
+            again = live.reread_for_checksums(parts, unclear)
             count = sum(each.entries for each in unclear.values())
             repeats = repeated(spark, observe, again, size, count)
         report.read_seconds = time.monotonic() - began
@@ -188,7 +188,7 @@ class Audit:
         messages = tables.existing(MESSAGES)
         state, stored = messages.snapshot()
         offsets, logs = state.offsets, selected(self.selection, state.offsets)
-        kept = table_files.kept_records(tables)
+        kept = table_files.audit_records(tables)
         segments = [row for row in tables.segments(logs) if row.batch < state.next_batch]
         publishes = table_segments.publishes_of(segments)
         offloaded = table_segments.offloaded_of(segments)
@@ -245,7 +245,7 @@ def judge(
     report: AuditReport,
     logs: Sequence[str],
     observed: pa.Table,
-    kept: Kept,
+    kept: AuditRecords,
     repeats: Sequence[Repeat] = (),
     findings_max: int = FINDINGS_MAX,
 ) -> None:
@@ -287,7 +287,7 @@ def _stored_twice(observed: pa.Table, repeats: Sequence[Repeat]) -> Iterator[Fin
             yield stored_twice(each.log, each.producer, each.sequence_id, places[0], again)
 
 
-def _losses(kept: Kept, log: str) -> Sequence[LossRecord]:
+def _losses(kept: AuditRecords, log: str) -> Sequence[LossRecord]:
     known = kept.of(log).logs.get(log)
     return () if known is None else known.losses
 

@@ -53,10 +53,10 @@ SPREAD: Final = "spread"
 entry, from ``sequence`` to ``last_sequence``.
 """
 
-TANGLE: Final = "tangle"
+UNORDERED: Final = "unordered"
 """The same if they do not rise; they are between these two."""
 
-PRINT: Final = "print"
+CHECKSUM: Final = "checksum"
 """A checksum that distinguishes an entry from others of its producer, in a ledger without a single holder."""
 
 PUBLISH: Final = "publish"
@@ -105,7 +105,7 @@ FACTS: Final = pa.schema(
         ("last_published_ms", pa.int64()),
         ("uuid", pa.string()),
         ("last_uuid", pa.string()),
-        ("print", pa.int64()),
+        ("checksum", pa.int64()),
         ("predicate", pa.string()),
         ("place", pa.string()),
         ("sentence", pa.string()),
@@ -125,10 +125,10 @@ def facts_of(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(list(rows), FACTS)
 
 
-def prints_of(log: str, columns: dict[str, Any]) -> pa.RecordBatch:
-    """Prints, from arrays of equal length."""
+def checksums_of(log: str, columns: dict[str, Any]) -> pa.RecordBatch:
+    """Checksums, from arrays of equal length."""
     size = len(columns["ledger"])
-    columns = columns | {"log": [log] * size, "kind": [PRINT] * size}
+    columns = columns | {"log": [log] * size, "kind": [CHECKSUM] * size}
     arrays = [
         pa.array(columns[field.name], field.type)
         if field.name in columns

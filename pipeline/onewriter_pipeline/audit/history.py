@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from onewriter_core.audit.grants import LogAudit
 from onewriter_core.ids import Position
 from onewriter_pipeline.audit import facts
-from onewriter_pipeline.audit.kept import Kept
+from onewriter_pipeline.audit.audit_records import AuditRecords
 
 
-def timeline(kept: Kept, logs: Iterable[str]) -> list[dict[str, Any]]:
+def timeline(kept: AuditRecords, logs: Iterable[str]) -> list[dict[str, Any]]:
     """Tenures: from a grant, or from a fence without a new holder, to the next."""
     found: list[dict[str, Any]] = []
     for log in sorted(logs):

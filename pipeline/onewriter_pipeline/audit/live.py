@@ -9,9 +9,9 @@ from typing import Final
 import pyarrow as pa
 
 from onewriter_core.ids import EARLIEST, Position, TopicName, bucket_of
-from onewriter_pipeline.audit.kept import Kept
+from onewriter_pipeline.audit.audit_records import AuditRecords
 from onewriter_pipeline.audit.observer import Observer
-from onewriter_pipeline.audit.repeats import Doubtful
+from onewriter_pipeline.audit.repeats import PossibleRepeats
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.frames import MarkerFrame
@@ -33,15 +33,15 @@ class LogPart:
     end: Position
     is_first: bool
     exclusive: dict[int, bool]
-    printed: frozenset[str] = frozenset()
-    """Producers whose entries need prints."""
+    checksummed: frozenset[str] = frozenset()
+    """Producers whose entries need checksums."""
 
 
 @dataclass(slots=True)
 class Observations:
     """What the brokers know besides the blocks: audit records, and the states of the logs."""
 
-    kept: Kept = field(default_factory=Kept)
+    kept: AuditRecords = field(default_factory=AuditRecords)
     held: dict[str, Segments] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -117,10 +117,12 @@ def bytes_of(held: Iterable[Segments]) -> int | None:
     return sum(segment.bytes for each in logs for segment in each.segments)
 
 
-def printing(parts: Iterable[LogPart], wanted: Mapping[str, Doubtful]) -> list[LogPart]:
-    """The parts of these logs, to be read again for the prints of some producers."""
+def reread_for_checksums(
+    parts: Iterable[LogPart], wanted: Mapping[str, PossibleRepeats]
+) -> list[LogPart]:
+    """The parts of these logs, to be read again for the checksums of some producers."""
     return [
-        replace(part, printed=frozenset(wanted[part.log].producers))
+        replace(part, checksummed=frozenset(wanted[part.log].producers))
         for part in parts
         if part.log in wanted
     ]
@@ -136,7 +138,7 @@ def _exclusive(segments: Iterable[Segment], start: Position, end: Position) -> d
 
 def observe(access: Access, part: LogPart) -> Iterator[pa.RecordBatch]:
     """The facts of a part. Unreadable data becomes a fact, too; other errors raise PipelineError."""
-    observer = Observer(part.log, part.number, part.exclusive, part.printed)
+    observer = Observer(part.log, part.number, part.exclusive, part.checksummed)
     at: Position | None = part.start if part.is_first else part.start.previous
     with Broker(access) as broker:
         for _ in range(HOLES_MAX):

@@ -65,7 +65,7 @@ class Observer:
     """Observes one log from a position on. Feed it in order, and take what is ``due`` after each call.
 
     ``exclusive``: for ledgers, whether they have a single holder; markers add to it. ``number``: the number of the
-    task; ordinals rise with it. ``printed``: producers whose entries need prints, because their sequence ids do not
+    task; ordinals rise with it. ``checksummed``: producers whose entries need checksums, because their sequence ids do not
     exclude duplicates.
     """
 
@@ -74,10 +74,10 @@ class Observer:
         log: str,
         number: int,
         exclusive: Mapping[int, bool],
-        printed: Collection[str] = frozenset(),
+        checksummed: Collection[str] = frozenset(),
     ) -> None:
         self._log = log
-        self._printed = printed
+        self._checksummed = checksummed
         self._ordinal = number * ORDINALS
         self._exclusive = dict(exclusive)
         self._gatherer = Gatherer(EARLIEST)
@@ -199,9 +199,9 @@ class Observer:
             {"log": self._log, "ordinal": int(ordinals[index])} | row
             for index, row in writers.spreads(shared)
         ]
-        shared = writers.of(self._printed, shared)
+        shared = writers.of(self._checksummed, shared)
         if len(shared):
-            yield facts.prints_of(self._log, writers.prints(shared, ordinals))
+            yield facts.checksums_of(self._log, writers.checksums(shared, ordinals))
 
     def _check_own(self, chunk: Chunk, entries: Entries, data: bytes, readable: Bools) -> None:
         """Check that the entries of each atomic publish name its app and version."""
@@ -279,7 +279,7 @@ class _Writers:
                 int(mine[0]),
                 who
                 | {
-                    "kind": facts.SPREAD if _rises(sequence, part).all() else facts.TANGLE,
+                    "kind": facts.SPREAD if _rises(sequence, part).all() else facts.UNORDERED,
                     "sequence": int(sequence.min()),
                     "last_sequence": int(sequence.max()),
                     "entries": len(mine),
@@ -355,8 +355,8 @@ class _Writers:
             torn[index] = not follows
         return falls, torn
 
-    def prints(self, which: Signed, ordinals: NDArray[np.int64]) -> dict[str, Any]:
-        """The columns of the prints of these entries."""
+    def checksums(self, which: Signed, ordinals: NDArray[np.int64]) -> dict[str, Any]:
+        """The columns of the checksums of these entries."""
         offsets, data = self._chunk.offsets, self._data
         slices = map(slice, offsets[which].tolist(), offsets[which + 1].tolist())
         return {
@@ -365,7 +365,7 @@ class _Writers:
             "first": self._chunk.entry[which],
             "producer": np.array(self._names, object)[self._codes[which]],
             "sequence": self._sequence[which],
-            "print": np.fromiter(
+            "checksum": np.fromiter(
                 map(zlib.crc32, map(data.__getitem__, slices)), np.int64, len(which)
             ),
         }

@@ -17,29 +17,29 @@ from onewriter_pipeline.audit import facts
 
 
 @dataclass(slots=True)
-class Doubtful:
+class PossibleRepeats:
     """The doubtful producers of one log, and the number of their entries in ledgers without a single holder."""
 
     producers: set[str] = field(default_factory=set)
     entries: int = 0
 
 
-def doubtful(observed: pa.Table) -> dict[str, Doubtful]:
+def possible_repeats(observed: pa.Table) -> dict[str, PossibleRepeats]:
     """By log, the producers whose sequence ids decrease within a chunk, or whose ranges in two chunks overlap."""
-    kinds = pa.array([facts.SPREAD, facts.TANGLE])
+    kinds = pa.array([facts.SPREAD, facts.UNORDERED])
     columns = ["log", "producer", "sequence", "last_sequence", "entries", "kind"]
     order = [(name, "ascending") for name in columns[:3]]
     numbers = observed.filter(pc.is_in(observed["kind"], kinds)).select(columns).sort_by(order)
     if not len(numbers):
         return {}
     first, last = (np.asarray(numbers[name]) for name in ("sequence", "last_sequence"))
-    is_open = np.asarray(pc.equal(numbers["kind"], facts.TANGLE)).copy()
+    is_open = np.asarray(pc.equal(numbers["kind"], facts.UNORDERED)).copy()
     same = _same_as_before(numbers["log"]) & _same_as_before(numbers["producer"])
     # Ranges sorted by their beginning overlap only if two consecutive ranges do.
     is_open[1:] |= same & (first[1:] <= last[:-1])
-    found: dict[str, Doubtful] = {}
+    found: dict[str, PossibleRepeats] = {}
     for row in numbers.filter(pa.array(is_open)).select(["log", "producer"]).to_pylist():
-        found.setdefault(row["log"], Doubtful()).producers.add(row["producer"])
+        found.setdefault(row["log"], PossibleRepeats()).producers.add(row["producer"])
     for log, each in found.items():
         mine = pc.and_(
             pc.equal(numbers["log"], log),

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from onewriter_core.audit.findings import Finding
 from onewriter_core.ids import NUMBER_MAX, Position
 from onewriter_pipeline.audit import facts
-from onewriter_pipeline.audit.kept import Kept
+from onewriter_pipeline.audit.audit_records import AuditRecords
 from onewriter_pipeline.binaries import Signed
 from onewriter_pipeline.schema import BATCH_INDEX, ENTRY, LEDGER, PRODUCER, PUBLISH_TIME, SEQUENCE
 from onewriter_pipeline.tables.digest import DIGESTS, row_hashes, runs_of, shown, total
@@ -311,9 +311,9 @@ def _numbers(column: pa.Array) -> Signed:
     return np.asarray(filled.to_numpy(zero_copy_only=False), np.int64)
 
 
-def kept_records(tables: Tables) -> Kept:
+def audit_records(tables: Tables) -> AuditRecords:
     """The audit records in the tables, by bucket, in order. Raises TableError."""
-    kept = Kept()
+    kept = AuditRecords()
     table = tables.opened(AUDIT)
     if table is None:
         return kept

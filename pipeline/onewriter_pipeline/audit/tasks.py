@@ -1,7 +1,7 @@
 """Runs the tasks that observe parts of logs and tables.
 
 Small amounts are observed in this process, larger ones by Spark's executors, which send their facts to the driver.
-A large number of prints is compared on the executors.
+A large number of checksums is compared on the executors.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Observe = Callable[[Any], Iterator[pa.RecordBatch]]
 HERE_BYTES: Final = 32 * 1024 * 1024
 """Up to this size, this process observes everything, because starting Spark tasks takes longer."""
 
-PRINTS_HERE_MAX: Final = 100_000
-"""Prints that are sent to the driver; a larger number stays on the executors."""
+CHECKSUMS_HERE_MAX: Final = 100_000
+"""Checksums that are sent to the driver; a larger number stays on the executors."""
 
 REPEATS_MAX: Final = 10_000
 """Entries that are stored twice and are reported."""
 
-_SAME: Final = ["log", "producer", "sequence", "print"]
+_SAME: Final = ["log", "producer", "sequence", "checksum"]
 """Entries that do not differ in these columns are the same."""
 
 _FORMAT: Final = "onewriter_facts_"
@@ -71,19 +71,23 @@ class Repeat:
 
 
 def repeated(
-    spark: SparkSession, observe: Observe, tasks: Sequence[Any], size_bytes: int | None, prints: int
+    spark: SparkSession,
+    observe: Observe,
+    tasks: Sequence[Any],
+    size_bytes: int | None,
+    checksums: int,
 ) -> list[Repeat]:
-    """The entries that are stored twice, from the prints among the facts of tasks. ``prints``: their approximate
+    """The entries that are stored twice, from the checksums among the facts of tasks. ``checksums``: their approximate
     number.
 
-    Raises as ``gathered`` does. With more than PRINTS_HERE_MAX, raises errors of Spark.
+    Raises as ``gathered`` does. With more than CHECKSUMS_HERE_MAX, raises errors of Spark.
     """
     if not tasks:
         return []
-    if prints > PRINTS_HERE_MAX:
+    if checksums > CHECKSUMS_HERE_MAX:
         return _repeated_there(spark, observe, tasks)
     found = gathered(spark, observe, tasks, size_bytes)
-    mine = found.filter(pc.equal(found["kind"], facts.PRINT))
+    mine = found.filter(pc.equal(found["kind"], facts.CHECKSUM))
     sums = [("ledger", "list"), ("first", "list"), ("first", "count")]
     groups = mine.select([*_SAME, "ledger", "first"]).group_by(_SAME).aggregate(sums)
     return [
@@ -93,11 +97,11 @@ def repeated(
 
 
 def _repeated_there(spark: SparkSession, observe: Observe, tasks: Sequence[Any]) -> list[Repeat]:
-    from pyspark.sql import functions  # noqa: PLC0415 - most audits compare few prints
+    from pyspark.sql import functions  # noqa: PLC0415 - most audits compare few checksums
 
     frame = _frame(spark, observe, tasks)
     places = functions.collect_list(functions.struct("ledger", "first")).alias("places")
-    groups = frame.filter(f"kind = '{facts.PRINT}'").groupBy(*_SAME).agg(places)
+    groups = frame.filter(f"kind = '{facts.CHECKSUM}'").groupBy(*_SAME).agg(places)
     rows = groups.filter("size(places) > 1").limit(REPEATS_MAX).collect()
     return [_repeat(row, row["places"]) for row in rows]
 

@@ -20,7 +20,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.brokers import troubles
+from onewriter_pipeline.brokers import connection_errors
 from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.errors import (
     Away,
@@ -204,7 +204,7 @@ class Connection:
             yield from answer.stream(STREAM_READ_BYTES, decode_content=False)
             is_over = True
         except (HTTPError, OSError) as error:
-            raise Broken(troubles.sentence(error, url)) from error
+            raise Broken(connection_errors.sentence(error, url)) from error
         finally:
             if is_over:
                 answer.release_conn()
@@ -249,10 +249,10 @@ class Connection:
                     decode_content=False,
                 )
             except (HTTPError, OSError) as error:
-                lasting = troubles.lasting(error, url)
+                lasting = connection_errors.lasting(error, url)
                 if lasting is not None:
                     raise Invalid(lasting) from error
-                raise Broken(troubles.sentence(error, url)) from error
+                raise Broken(connection_errors.sentence(error, url)) from error
             if answer.status not in _REDIRECT:
                 self._remember(owner, url)
                 return answer, url
@@ -356,7 +356,7 @@ def _text(answer: BaseHTTPResponse, url: str) -> bytes:
     try:
         return answer.read(ANSWER_BYTES_MAX)
     except (HTTPError, OSError) as error:
-        raise Broken(troubles.sentence(error, url)) from error
+        raise Broken(connection_errors.sentence(error, url)) from error
     finally:
         answer.release_conn()
 

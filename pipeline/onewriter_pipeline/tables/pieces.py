@@ -93,14 +93,14 @@ def counts_of(place: Place, piece: Piece) -> Iterator[EntryCounts]:
         edges = np.flatnonzero((np.diff(ledger) != 0) | (np.diff(entry) != 0)) + 1
         starts = np.concatenate(([0], edges))
         rows = np.diff(np.append(starts, len(ledger)))
-        for of, number, count in zip(
+        for ledger_of, number, count in zip(
             ledger[starts].tolist(), entry[starts].tolist(), rows.tolist(), strict=True
         ):
-            if last is not None and last[:2] == (of, number):
+            if last is not None and last[:2] == (ledger_of, number):
                 count += last[2]  # noqa: PLW2901 - two batches of rows have parts of this entry
             elif last is not None:
                 yield _counts(*last)
-            last = of, number, count
+            last = ledger_of, number, count
     if last is not None:
         yield _counts(*last)
 
@@ -165,14 +165,14 @@ def _rows_between(
     """Rows of a file, by their numbers."""
     at, rows = 0, rows_at_once(parquet.metadata)
     for number in range(parquet.num_row_groups):
-        behind = at + parquet.metadata.row_group(number).num_rows
-        if at < end and behind > start:
+        end_of_group = at + parquet.metadata.row_group(number).num_rows
+        if at < end and end_of_group > start:
             for batch in parquet.iter_batches(rows, row_groups=[number], columns=columns):
                 low, high = max(start - at, 0), min(end - at, batch.num_rows)
                 if low < high:
                     yield batch.slice(low, high - low)
                 at += batch.num_rows
-        at = behind
+        at = end_of_group
 
 
 def _within(batch: pa.RecordBatch, piece: Piece) -> NDArray[np.bool_]:

@@ -86,22 +86,22 @@ def check_whole(
     """
     at = start
     for row in rows:
-        first, behind = _first_of(row), _behind(row)
+        first, end_of_row = _first_of(row), _end(row)
         lost = position_of(row.lost) if row.lost else first
         if max(lost, start) < min(first, end):
             raise _lacking(log, max(lost, start), first)
-        if behind <= start or first >= end or not row.entries:
+        if end_of_row <= start or first >= end or not row.entries:
             continue
-        if row.rows and (kept is None or behind <= kept):
+        if row.rows and (kept is None or end_of_row <= kept):
             begins = "is empty" if kept is None else f"begins at {shown(kept)}"
             raise Gap(
-                f"{log}: what was offloaded of {shown(first)} to {shown(behind)} is not in the table"
+                f"{log}: what was offloaded of {shown(first)} to {shown(end_of_row)} is not in the table"
                 f" any more, which {begins} (failOnDataLoss=false leaves it out)"
             )
         expected = max(at, Position(first.ledger, 1))
         if first > expected:
             raise _lacking(log, expected, first)
-        at = behind
+        at = end_of_row
 
 
 def _lacking(log: str, start: Position, end: Position) -> Gap:
@@ -126,17 +126,17 @@ def check_rows(
     over at midnight was slow, rows of the former day follow rows of the next day. Rows are counted only if the total number shows that some are
     missing. Raises TableError.
     """
-    there = [row for row in rows if row.rows and kept is not None and _behind(row) > kept]
+    there = [row for row in rows if row.rows and kept is not None and _end(row) > kept]
     if sum(row.rows for row in there) == sum(file.rows for file in files):
         return
-    wanted = [row for row in there if _behind(row) > start and _first_of(row) < end]
+    wanted = [row for row in there if _end(row) > start and _first_of(row) < end]
     counted = _counted(place, files, wanted)
     for row in wanted:
         lack = row.rows - counted[_first_of(row)]
         if lack > 0:
             raise Gap(
                 f"{row.topic}: {lack:,} of {row.rows:,} messages that were offloaded of"
-                f" {shown(_first_of(row))} to {shown(_behind(row))} are not in the table any more"
+                f" {shown(_first_of(row))} to {shown(_end(row))} are not in the table any more"
                 " (failOnDataLoss=false leaves them out)"
             )
 
@@ -157,9 +157,9 @@ def _counted(
             rows = rows_at_once(parquet.metadata)
             for batch in parquet.iter_batches(rows, columns=[LEDGER, ENTRY]):
                 entries = batch.column(ENTRY).to_numpy()
-                for ledger, begin, behind in runs_of(batch.column(LEDGER).to_numpy()):
+                for ledger, begin, end in runs_of(batch.column(LEDGER).to_numpy()):
                     of_ledger = firsts.get(ledger, [])
-                    which = np.searchsorted(of_ledger, entries[begin:behind], "right") - 1
+                    which = np.searchsorted(of_ledger, entries[begin:end], "right") - 1
                     for number, count in enumerate(np.bincount(which[which >= 0])):
                         found[Position(ledger, of_ledger[number])] += int(count)
     return found
@@ -169,5 +169,5 @@ def _first_of(row: SegmentRow) -> Position:
     return Position(row.ledger, row.first)
 
 
-def _behind(row: SegmentRow) -> Position:
+def _end(row: SegmentRow) -> Position:
     return Position(row.ledger, row.end)

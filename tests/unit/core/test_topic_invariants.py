@@ -423,10 +423,27 @@ def test_a_step_that_breaks_one_predicate(name: str) -> None:
         check_step(before, event, *mutate(topic, effects))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("an epoch never falls", r"the topic: expected at least 1, found 0$"),
+        ("a new waiter is notified", r"registration \w+: expected Queue, found nothing$"),
+        (
+            "a granted producer writes",
+            r"registration \w+: expected a writer, found ",
+        ),
+    ],
+)
+def test_a_violation_says_what_was_expected_and_found(name: str, message: str) -> None:
+    before, event, mutate = STEPS[name]
+    with pytest.raises(Violation, match=f"^{re.escape(name)}: {message}"):
+        check_step(before, event, *mutate(*step(before, event)))
+
+
 def test_every_predicate_has_its_mutant() -> None:
     source = Path(invariants.__file__).read_text()
     named = set(re.findall(r'_must\(\s*"([^"]+)"', source))
-    named |= {text.partition(":")[0] for text in re.findall(r'Violation\(f"([^"]+)"', source)}
+    named |= {text.partition(":")[0] for text in re.findall(r'Violation\(\s*f?"([^"]+)"', source)}
     assert named - {"{name}"} == STATES.keys() | STEPS.keys()
 
 

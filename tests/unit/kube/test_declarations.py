@@ -11,7 +11,7 @@ from onewriter_core.api.desired import read_desired
 from onewriter_operator.declarations import Declarations, Desired
 from onewriter_operator.kinds import Key
 from onewriter_operator.objects import parse_topic
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 
 Json = dict[str, Any]
 
@@ -53,7 +53,7 @@ def pod(name: str, phase: str = "Running", **labels: str) -> Json:
 
 class World:
     def __init__(self, *documents: Json) -> None:
-        self.store = Store()
+        self.store = ObjectCopy()
         self.declarations = Declarations(self.store)
         self.put(*documents)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onewriter_operator.kinds import Key
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 
 Json = dict[str, Any]
 
@@ -33,7 +33,7 @@ def key(kind: str, name: str) -> Key:
 
 
 def test_older_news_is_ignored() -> None:
-    store = Store()
+    store = ObjectCopy()
     assert store.put(pod("a", 5))
     assert not store.put(pod("a", 4, app="old"))
     assert not store.put(pod("a", 5))
@@ -41,7 +41,7 @@ def test_older_news_is_ignored() -> None:
 
 
 def test_a_new_object_of_the_same_name_counts_whatever_its_version() -> None:
-    store = Store()
+    store = ObjectCopy()
     store.put(pod("a", 500, "u1"))
     assert store.put(pod("a", 3, "u2"))
     assert store.pod("u1") is None
@@ -49,7 +49,7 @@ def test_a_new_object_of_the_same_name_counts_whatever_its_version() -> None:
 
 
 def test_late_news_of_a_removed_object_does_not_bring_it_back() -> None:
-    store = Store()
+    store = ObjectCopy()
     store.put(pod("a", 5, "u1"))
     store.remove(pod("a", 7, "u1"))
     assert not store.put(pod("a", 6, "u1"))
@@ -58,7 +58,7 @@ def test_late_news_of_a_removed_object_does_not_bring_it_back() -> None:
 
 
 def test_an_object_that_lost_its_watched_label_and_got_it_again_is_back() -> None:
-    store = Store()
+    store = ObjectCopy()
     store.put(pod("a", 5, "u1"))
     store.remove(pod("a", 6, "u1"))  # what a watch with a selector says of it
     assert store.put(pod("a", 8, "u1", app="back"))
@@ -67,14 +67,14 @@ def test_an_object_that_lost_its_watched_label_and_got_it_again_is_back() -> Non
 
 
 def test_the_removal_of_an_earlier_object_leaves_its_successor() -> None:
-    store = Store()
+    store = ObjectCopy()
     store.put(pod("a", 5, "u2"))
     store.remove(pod("a", 4, "u1"))
     assert store.pod("u2") is not None
 
 
 def test_claims_and_dependents_are_found() -> None:
-    store = Store()
+    store = ObjectCopy()
     store.put(claim("b", "orders"))
     store.put(claim("a", "orders"))
     store.put(claim("c", "other"))
@@ -89,7 +89,7 @@ def test_claims_and_dependents_are_found() -> None:
 
 
 def test_listeners_hear_of_every_change_after_it() -> None:
-    store, received = Store(), []
+    store, received = ObjectCopy(), []
     store.listen(lambda each, own: received.append((each.name, store.get(each) is not None, own)))
     store.put(pod("a", 1))
     store.put(pod("a", 2), is_own=True)
@@ -98,7 +98,7 @@ def test_listeners_hear_of_every_change_after_it() -> None:
 
 
 def test_a_sweep_finds_what_the_watch_missed() -> None:
-    store = Store()
+    store = ObjectCopy()
     for name in ("kept", "gone", "changed"):
         store.put(pod(name, 1))
     before = store.versions("Pod")
@@ -109,7 +109,7 @@ def test_a_sweep_finds_what_the_watch_missed() -> None:
 
 
 def test_a_sweep_does_not_undo_what_happened_meanwhile() -> None:
-    store = Store()
+    store = ObjectCopy()
     for name in ("changes", "goes"):
         store.put(pod(name, 1))
     before = store.versions("Pod")

@@ -10,7 +10,7 @@ import pytest
 from onewriter_operator.kinds import TOPIC, Key, Kind
 from onewriter_operator.kube import ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 from onewriter_operator.sweeper import FIRST_SECONDS, Sweeper
 
 pytestmark = pytest.mark.looptime
@@ -45,8 +45,8 @@ class Server:
         return list(self.topics) if kind is TOPIC else []
 
 
-def world() -> tuple[Server, Store, Sweeper]:
-    server, store = Server(), Store()
+def world() -> tuple[Server, ObjectCopy, Sweeper]:
+    server, store = Server(), ObjectCopy()
     sweeper = Sweeper(cast("Kube", server), store, Metrics(), namespaces=(), every_seconds=300.0)
     return server, store, sweeper
 

@@ -11,7 +11,7 @@ from onewriter_core.api.tenancy import Tenancy, read_exceptions, written_excepti
 from onewriter_operator.configuration import OptIn, TenancyOptions
 from onewriter_operator.declarations import Declarations
 from onewriter_operator.kinds import Key
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 
 Json = dict[str, Any]
 
@@ -36,7 +36,7 @@ def topic(namespace: str, name: str, *, made: int = 1, **spec: Any) -> Json:
 
 
 def declared(tenancy: Tenancy, *documents: Json) -> Declarations:
-    store = Store()
+    store = ObjectCopy()
     found = Declarations(store, tenancy)
     for document in documents:
         store.put(document)

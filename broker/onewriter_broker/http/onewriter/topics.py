@@ -13,7 +13,7 @@ from aiohttp import web
 
 from onewriter_broker.connection.lookups import wait_for_owner
 from onewriter_broker.http.onewriter import history, status, views
-from onewriter_broker.http.routes import LISTED, AnyIdentity, Routes, on_installation, on_topic
+from onewriter_broker.http.routes import LISTED, Routes, on_installation, on_topic
 from onewriter_broker.http.site import (
     IDENTITY,
     Refusal,
@@ -23,7 +23,6 @@ from onewriter_broker.http.site import (
     object_body,
     topic_of,
 )
-from onewriter_broker.ownership.placement import name_of
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.api.common import DNS_LABEL
@@ -62,7 +61,6 @@ def add_routes(router: Routes, site: Site) -> None:
     _add_topics(router, site)
     _add_history(router, site)
     _add_orders(router, site)
-    _add_brokers(router, site)
 
 
 # ------------------------------------------------------------ reading
@@ -229,12 +227,7 @@ def _add_history(router: Routes, site: Site) -> None:
         }
         return await listing(document, "records", page.records)
 
-    async def losses(request: web.Request) -> web.Response:
-        shown = [each for each in site.losses if site.shows(request, each.topic)]
-        return web.json_response({"losses": [views.loss(each) for each in shown]})
-
     router.add_get(_TOPIC + "/history", records, on_topic(Action.OBSERVE))
-    router.add_get(_ROOT + "/losses", losses, LISTED)
 
 
 # ------------------------------------------------------------ orders
@@ -343,45 +336,3 @@ async def _decided(
     if answer.refusal and topic.runner.topic.is_closed:
         raise Refusal(504, f"not decided, the topic is moving ({answer.refusal})")
     return answer
-
-
-# ------------------------------------------------------------ brokers
-
-
-def _add_brokers(router: Routes, site: Site) -> None:
-    async def brokers(request: web.Request) -> web.Response:
-        ownership = site.topics.ownership
-        owners: dict[str, list[int]] = {}
-        unowned: list[int] = []
-        for bucket in range(site.clients.settings.buckets):
-            owner = ownership.owner_of(bucket)
-            if owner is None:
-                unowned.append(bucket)
-            else:
-                owners.setdefault(owner.broker_url, []).append(bucket)
-        known = site.membership.observer.members()
-        members = {site.incarnation: (site.addresses, True)} | known
-        return web.json_response(
-            {
-                "brokers": [
-                    {
-                        "name": name_of(incarnation),
-                        "incarnation": incarnation,
-                        "alive": is_alive,
-                        "answering": incarnation == site.incarnation,
-                        **status.addresses(site, addresses, is_secure=request.secure),
-                        "buckets": owners.get(addresses.broker_url, []) if is_alive else [],
-                    }
-                    for incarnation, (addresses, is_alive) in sorted(members.items())
-                ],
-                "buckets": site.clients.settings.buckets,
-                "unowned": unowned,
-                "waiting": {
-                    str(bucket): reason
-                    for bucket in range(site.clients.settings.buckets)
-                    if (reason := ownership.waiting_reason(bucket))
-                },
-            }
-        )
-
-    router.add_get(_ROOT + "/brokers", brokers, AnyIdentity("clients may connect to every broker"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from onewriter_broker.quotas.book import (
-    Held,
+    CountedItems,
     Quota,
     QuotaBook,
     QuotaExceeded,
     QuotaUnit,
-    connection_parts,
+    connection_units,
     subject_of,
 )
 from onewriter_broker.settings import Settings
@@ -60,7 +60,7 @@ def test_returned_quota_leaves_no_count() -> None:
 
 def test_ids_of_a_connection_count_until_they_are_removed() -> None:
     book = QuotaBook({PRODUCERS: 3})
-    held: Held[str] = Held(book)
+    held: CountedItems[str] = CountedItems(book)
     for number in range(3):
         held.take(number, QuotaUnit(PRODUCERS, "subject a"))
         held[number] = "producer"
@@ -86,13 +86,13 @@ def test_anonymous_clients_count_by_their_host() -> None:
 
 def test_connections_of_all_service_accounts_of_a_namespace_count_together() -> None:
     parts = [
-        connection_parts(Identity(f"system:serviceaccount:shop:{name}"), "10.0.0.1:1")
+        connection_units(Identity(f"system:serviceaccount:shop:{name}"), "10.0.0.1:1")
         for name in ("a", "b")
     ]
     (first, both), (second, again) = parts
     assert first != second
     assert both == again
-    assert len(connection_parts(Identity("somebody"), "10.0.0.1:1")) == 1
+    assert len(connection_units(Identity("somebody"), "10.0.0.1:1")) == 1
 
 
 def test_every_quota_has_a_setting() -> None:

@@ -15,7 +15,7 @@ import onewriter
 import onewriter.state
 import onewriter.sync
 from onewriter.state.watch import Watch
-from onewriter.sync._facade import Facade, sibling_of
+from onewriter.sync._facade import Facade, async_class_of
 
 BLOCKING = {
     "__aenter__": "__enter__",
@@ -153,7 +153,7 @@ def test_every_asynchronous_class_has_a_sibling_or_a_reason() -> None:
 
 @pytest.mark.parametrize("name", FACADES)
 def test_a_facade_stands_for_the_class_of_its_name(name: str) -> None:
-    assert sibling_of(FACADES[name]) is CLASSES[name]
+    assert async_class_of(FACADES[name]) is CLASSES[name]
 
 
 def spared(name: str) -> set[str]:

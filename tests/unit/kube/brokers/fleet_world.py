@@ -13,7 +13,7 @@ from onewriter_operator.brokers.client import Credentials
 from onewriter_operator.brokers.fleet import Fleet, FleetLimits
 from onewriter_operator.declarations import Declarations
 from onewriter_operator.kinds import Key
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 
 TOPIC = "persistent://shop/default/orders"
 
@@ -74,7 +74,7 @@ class World:
         credentials: Credentials | None = None,
         limits: FleetLimits = QUICK,
     ) -> None:
-        self.store = Store()
+        self.store = ObjectCopy()
         self.declarations = Declarations(self.store)
         self.received = Received()
         urls = {broker.name: broker.url for broker in brokers}

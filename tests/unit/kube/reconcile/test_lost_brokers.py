@@ -89,7 +89,7 @@ def world() -> World:
 
 
 async def test_a_broker_that_answers_nobody_leaves_its_services(world: World) -> None:
-    await world.lost.look()
+    await world.lost.check()
     assert world.kube.writes == ["b-1"]
     assert not world.kube.is_ready("b-1")
     assert world.kube.is_ready("b-0")
@@ -102,34 +102,34 @@ async def test_a_broker_that_answers_nobody_leaves_its_services(world: World) ->
 
 async def test_a_broker_that_answers_the_operator_stays(world: World) -> None:
     world.brokers.answering.add("b-1")
-    await world.lost.look()
+    await world.lost.check()
     assert world.kube.reads == []
 
 
 async def test_without_a_witness_nothing_is_done(world: World) -> None:
     world.brokers.alive.clear()
-    await world.lost.look()
+    await world.lost.check()
     assert world.kube.reads == []
 
 
 async def test_the_kubelet_has_the_last_word_for_a_while(world: World) -> None:
-    await world.lost.look()
+    await world.lost.check()
     world.kube.pods["b-1"] = pod()
     world.time += AGAIN_SECONDS - 1
-    await world.lost.look()
+    await world.lost.check()
     assert world.kube.is_ready("b-1")
     world.time += 2
-    await world.lost.look()
+    await world.lost.check()
     assert not world.kube.is_ready("b-1")
 
 
 async def test_one_that_returns_and_is_lost_again_leaves_at_once(world: World) -> None:
-    await world.lost.look()
+    await world.lost.check()
     world.brokers.alive["b-1"] = True
     world.kube.pods["b-1"] = pod()
-    await world.lost.look()
+    await world.lost.check()
     world.brokers.alive["b-1"] = False
-    await world.lost.look()
+    await world.lost.check()
     assert world.kube.writes == ["b-1", "b-1"]
 
 
@@ -142,9 +142,9 @@ async def test_there_is_nothing_to_do_for_other_pods(world: World, found: Json |
         del world.kube.pods["b-1"]
     else:
         world.kube.pods["b-1"] = found
-    await world.lost.look()
+    await world.lost.check()
     assert world.kube.writes == []
-    await world.lost.look()
+    await world.lost.check()
     assert world.kube.reads == ["b-1"], "nor is it read each second"
 
 
@@ -153,10 +153,10 @@ async def test_an_api_server_that_refuses_is_asked_again_later(
     world: World, error: Exception
 ) -> None:
     world.kube.error = error
-    await world.lost.look()
-    await world.lost.look()
+    await world.lost.check()
+    await world.lost.check()
     assert world.kube.reads == ["b-1"]
     world.kube.error = None
     world.time += AGAIN_SECONDS
-    await world.lost.look()
+    await world.lost.check()
     assert not world.kube.is_ready("b-1")

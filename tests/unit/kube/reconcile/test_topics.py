@@ -33,7 +33,7 @@ from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
 from onewriter_operator.reconcile.repairs import AT_ONCE, DELAY_SECONDS_MAX
 from onewriter_operator.reconcile.topics import TopicReconciler
-from onewriter_operator.store import Store
+from onewriter_operator.store import ObjectCopy
 from onewriter_operator.workqueue import GONE, RetryLater
 
 Json = dict[str, Any]
@@ -173,7 +173,7 @@ class World:
         failing_seconds: float = topics.FAILING_SECONDS,
     ) -> None:
         self.server, self.brokers, self.reported = Server(), OneBroker(), Reported()
-        self.store = Store()
+        self.store = ObjectCopy()
         self.declarations = Declarations(self.store)
         self.followed = FollowedPods(cast("Kube", self.server), lambda _: None)
         self.reconciler = TopicReconciler(

@@ -70,7 +70,7 @@ def test_runs_end_at_holes_ledgers_and_markers_and_keep_their_order() -> None:
         *(("marker", 6, 0, 0), ("run", 6, 1, 1)),
     ]
     assert all(row["ordinal"] > 2 * ORDINALS for row in rows)
-    assert of(rows, facts.PRINT) == []
+    assert of(rows, facts.CHECKSUM) == []
 
 
 def test_writers_are_distinguished_and_falling_numbers_reported() -> None:
@@ -98,27 +98,27 @@ def test_chunk_needs_its_predecessor(chunks: tuple[int, ...], torn: int) -> None
     assert len(of(observed(Observer(LOG, 0, {5: True}), block(5, 1, *sent)), facts.TORN)) == torn
 
 
-def test_prints_distinguish_entries_of_shared_ledgers() -> None:
+def test_checksums_distinguish_entries_of_shared_ledgers() -> None:
     frames = block(5, 1, entry("a", 1), entry("a", 1), entry("b", 1), entry("c", 1))
-    assert of(observed(Observer(LOG, 0, {}), frames), facts.PRINT) == []
-    rows = of(observed(Observer(LOG, 0, {}, {"a", "b"}), frames), facts.PRINT)
-    prints = [row["print"] for row in rows]
+    assert of(observed(Observer(LOG, 0, {}), frames), facts.CHECKSUM) == []
+    rows = of(observed(Observer(LOG, 0, {}, {"a", "b"}), frames), facts.CHECKSUM)
+    checksums = [row["checksum"] for row in rows]
     assert [row["producer"] for row in rows] == ["a", "a", "b"]
-    assert prints[0] == prints[1] != prints[2]
-    assert of(observed(Observer(LOG, 0, {5: True}, {"a"}), frames), facts.PRINT) == []
+    assert checksums[0] == checksums[1] != checksums[2]
+    assert of(observed(Observer(LOG, 0, {5: True}, {"a"}), frames), facts.CHECKSUM) == []
 
 
 def spreads(*sent: bytes, exclusive: bool = False) -> list[tuple[Any, ...]]:
     rows = observed(Observer(LOG, 0, {5: exclusive}), block(5, 1, *sent))
     names = ("kind", "producer", "sequence", "last_sequence", "entries")
-    kinds = {facts.SPREAD, facts.TANGLE}
+    kinds = {facts.SPREAD, facts.UNORDERED}
     return sorted(tuple(row[name] for name in names) for row in rows if row["kind"] in kinds)
 
 
 def test_numbers_of_shared_ledgers_rise_or_not() -> None:
     sent = [entry("a", 4), entry("b", 7), entry("a", 3), entry("b", 9), entry("a", 5)]
-    assert spreads(*sent) == [("spread", "b", 7, 9, 2), ("tangle", "a", 3, 5, 3)]
-    assert spreads(entry("a", 4), entry("a", 4)) == [("tangle", "a", 4, 4, 2)]
+    assert spreads(*sent) == [("spread", "b", 7, 9, 2), ("unordered", "a", 3, 5, 3)]
+    assert spreads(entry("a", 4), entry("a", 4)) == [("unordered", "a", 4, 4, 2)]
     chunks = [entry("a", 1, chunk=number) for number in (0, 1)]
     assert spreads(*chunks) == [("spread", "a", 1, 1, 2)]
     assert spreads(*sent, exclusive=True) == []

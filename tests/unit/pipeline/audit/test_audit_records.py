@@ -20,7 +20,7 @@ from onewriter_core.audit.records import FenceRecord, parse_record
 from onewriter_core.ids import Position
 from onewriter_pipeline.audit import facts, history, live, table_files, table_segments
 from onewriter_pipeline.audit.audit import BOTH, LIVE, TABLE, Audit, AuditReport, judge
-from onewriter_pipeline.audit.kept import Kept
+from onewriter_pipeline.audit.audit_records import AuditRecords
 from onewriter_pipeline.audit.tasks import Repeat, gathered, repeated
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Invalid, TableError, Trimmed
@@ -67,7 +67,7 @@ def test_records_of_brokers_and_of_the_store_are_read_alike() -> None:
 
 
 def test_other_kinds_and_unreadable_records() -> None:
-    kept = Kept()
+    kept = AuditRecords()
     loss = {"id": "8-0", "kind": "loss", "log": LOG, "after": "5-3", "last": "5-9"}
     ready = {"id": "9-0", "kind": "ready", "topic": LOG, "ledger": 7, "leaderlessMs": 12}
     resume = {"id": "9-1", "kind": "resume", "topic": LOG, "ledger": 7, "epoch": 7}
@@ -171,14 +171,14 @@ def test_missing_and_unreadable_files_are_faults(tmp_path: Path) -> None:
 
 def test_missing_file_of_the_audit_table_is_a_table_error(tmp_path: Path) -> None:
     tables = Tables(str(tmp_path))
-    assert table_files.kept_records(tables).records == 0
+    assert table_files.audit_records(tables).records == 0
     table = tables.made(AUDIT)
     file = write_rows(table.place, AUDIT.columns, [audit_row(0, fence())])
     table.commit(table.state(), [file], {"0": "7-0"})
-    assert table_files.kept_records(tables).buckets == {LOG: 0}
+    assert table_files.audit_records(tables).buckets == {LOG: 0}
     (tmp_path / "audit" / file.path).unlink()
     with pytest.raises(TableError, match=f"{tmp_path}/audit: "):
-        table_files.kept_records(tables)
+        table_files.audit_records(tables)
 
 
 def segment(ledger: int, first: int, end: int, *publishes: PublishRun) -> SegmentRow:
@@ -261,7 +261,7 @@ def test_unreadable_entries_are_noted_by_log() -> None:
     mine = {"log": LOG, "kind": facts.UNREAD, "entries": 1}
     observed = pa.Table.from_pylist([mine, other, mine], facts.FACTS)
     report = AuditReport(LIVE)
-    judge(report, [LOG, f"{LOG}-2"], observed, Kept())
+    judge(report, [LOG, f"{LOG}-2"], observed, AuditRecords())
     sentence = "entries have metadata that cannot be read: their order was not checked"
     assert report.notes == [f"{LOG}: 2 {sentence}", f"{LOG}-2: 3 {sentence}"]
 
@@ -272,7 +272,7 @@ def test_repeats_count_in_ledgers_without_a_single_holder() -> None:
     observed = pa.Table.from_pylist([held, shared], facts.FACTS)
     places = (Position(5, 1), Position(6, 1), Position(6, 10), Position(6, 11))
     report = AuditReport(LIVE)
-    judge(report, [LOG], observed, Kept(), [Repeat(LOG, "x", 7, places)])
+    judge(report, [LOG], observed, AuditRecords(), [Repeat(LOG, "x", 7, places)])
     assert [(each.predicate, each.where) for each in report.findings] == [
         ("S6", ("6-1", "6-10")),
         ("S6", ("6-1", "6-11")),
@@ -283,7 +283,13 @@ def test_repeats_count_in_ledgers_without_a_single_holder() -> None:
 def test_findings_beyond_the_limit_are_counted() -> None:
     fault = {"log": LOG, "kind": facts.FAULT, "predicate": "S5", "place": "5-1", "sentence": "s"}
     report = AuditReport(LIVE)
-    judge(report, [LOG], pa.Table.from_pylist([fault] * 3, facts.FACTS), Kept(), findings_max=2)
+    judge(
+        report,
+        [LOG],
+        pa.Table.from_pylist([fault] * 3, facts.FACTS),
+        AuditRecords(),
+        findings_max=2,
+    )
     assert len(report.findings) == 2
     assert report.notes == ["there are more findings than the 2 that are listed"]
 
@@ -339,7 +345,7 @@ def test_small_logs_are_observed_in_process_and_errors_keep_their_type() -> None
 
 
 def test_timeline_has_the_grants_of_each_log() -> None:
-    kept = Kept(buckets={LOG: 3})
+    kept = AuditRecords(buckets={LOG: 3})
     ready = {"id": "8-0", "kind": "ready", "topic": LOG, "ledger": 8, "leaderlessMs": 12}
     roll = fence(id="7-1", kind="roll", ledger=6, epoch=5, oldEpoch=5)
     grants = [fence(ledger=5, epoch=5, oldEpoch=0), roll, fence(ledger=8, epoch=8, timeMs=20)]

@@ -7,7 +7,7 @@ import random
 import pyarrow as pa
 
 from onewriter_pipeline.audit import facts
-from onewriter_pipeline.audit.repeats import doubtful
+from onewriter_pipeline.audit.repeats import possible_repeats
 
 
 def spread(first: int, last: int, *, log: str = "l", producer: str = "p") -> dict[str, object]:
@@ -22,7 +22,7 @@ def spread(first: int, last: int, *, log: str = "l", producer: str = "p") -> dic
 
 
 def reported(*rows: dict[str, object]) -> dict[str, tuple[set[str], int]]:
-    found = doubtful(pa.Table.from_pylist(list(rows), facts.FACTS))
+    found = possible_repeats(pa.Table.from_pylist(list(rows), facts.FACTS))
     return {log: (each.producers, each.entries) for log, each in found.items()}
 
 
@@ -36,7 +36,7 @@ def test_rising_numbers_exclude_duplicates() -> None:
 def test_producer_that_restarts_its_numbers_is_doubtful_with_all_its_entries() -> None:
     assert reported(spread(5, 9), spread(0, 5), spread(1, 1, producer="q")) == {"l": ({"p"}, 11)}
     assert reported(spread(0, 99), spread(3, 4)) == {"l": ({"p"}, 102)}
-    alone = spread(3, 4) | {"kind": facts.TANGLE}
+    alone = spread(3, 4) | {"kind": facts.UNORDERED}
     assert reported(alone, spread(9, 9), spread(1, 2, log="m")) == {"l": ({"p"}, 3)}
 
 

@@ -31,9 +31,9 @@ from onewriter_core.audit.findings import Finding
 from onewriter_core.audit.logs import StoredState
 from onewriter_pipeline.audit import facts
 from onewriter_pipeline.audit.audit import AuditReport, judge
-from onewriter_pipeline.audit.kept import Kept
+from onewriter_pipeline.audit.audit_records import AuditRecords
 from onewriter_pipeline.audit.observer import Observer
-from onewriter_pipeline.audit.repeats import Doubtful, doubtful
+from onewriter_pipeline.audit.repeats import PossibleRepeats, possible_repeats
 from onewriter_pipeline.audit.tasks import Repeat, repeated
 from onewriter_pipeline.brokers.frames import BlockFrame, MarkerFrame
 from onewriter_pipeline.brokers.names import position_of
@@ -63,9 +63,9 @@ def frame_of(block: StoredBlock) -> BlockFrame | MarkerFrame:
 
 
 def observed(
-    blocks: Sequence[StoredBlock], printed: Collection[str] = ()
+    blocks: Sequence[StoredBlock], checksummed: Collection[str] = ()
 ) -> Iterator[pa.RecordBatch]:
-    observer = Observer(LOG, 0, {}, printed)
+    observer = Observer(LOG, 0, {}, checksummed)
     for block in blocks:
         frame = frame_of(block)
         if isinstance(frame, MarkerFrame):
@@ -77,7 +77,7 @@ def observed(
 
 async def audited(store: LogStore, stored: Stored) -> AuditReport:
     """The report of the pipeline's audit of what is stored."""
-    kept = Kept(buckets={LOG: BUCKET})
+    kept = AuditRecords(buckets={LOG: BUCKET})
     kept.add(BUCKET, [_record(record_id, dict(fields)) for record_id, fields in stored.audit])
     told = await _stored_state(store, TOPIC, BUCKET)
     trimmed = position_of(told["trimmed"]) if told["trimmed"] else None
@@ -91,10 +91,10 @@ async def audited(store: LogStore, stored: Stored) -> AuditReport:
 
 
 def repeats_in(stored: Stored, table: pa.Table) -> list[Repeat]:
-    producers = doubtful(table).get(LOG, Doubtful()).producers
+    producers = possible_repeats(table).get(LOG, PossibleRepeats()).producers
     no_spark, few = None, 0
     return repeated(
-        no_spark,  # type: ignore[arg-type]  # few prints are compared without it
+        no_spark,  # type: ignore[arg-type]  # few checksums are compared without it
         lambda _: observed(stored.blocks, producers),
         [LOG] if producers else [],
         few,

@@ -19,7 +19,7 @@ import pytest
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.audit.audit import Audit, AuditReport, missing_between
-from onewriter_pipeline.audit.kept import Kept
+from onewriter_pipeline.audit.audit_records import AuditRecords
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.errors import TableError
@@ -361,7 +361,7 @@ def test_removed_newest_commit_is_found_once_the_log_was_trimmed(tables: Tables)
     end = position_of(tables.existing(MESSAGES).state().offsets[LOG])
     assert end == Position(7, 1 + ROWS)
     assert missing_between(LOG, known, end, Position(8, 0)) == []
-    kept = Kept(buckets={LOG: 0})
+    kept = AuditRecords(buckets={LOG: 0})
     kept.add(0, [*map(grant_of, HOLDERS), next_grant()])
     (finding,) = missing_between(LOG, kept.of(LOG).logs[LOG], end, Position(9, 0))
     assert (finding.predicate, finding.where) == ("S5", ("7-21", "8-20", "9-0"))

@@ -83,9 +83,9 @@ def broker(script: Script) -> Iterator[ScriptedBroker]:
         yield broker
 
 
-def target(broker: ScriptedBroker) -> PublishTarget:
+def target(broker: ScriptedBroker, discard_seconds: float = 0.3) -> PublishTarget:
     grants = {f"persistent://public/default/{name}": Grant(7) for name in TOPICS}
-    limits = TransferLimits(pending_bytes_max=0, discard_seconds=0.3)
+    limits = TransferLimits(pending_bytes_max=0, discard_seconds=discard_seconds)
     access = Access(broker.url, patience_seconds=PATIENCE_SECONDS)
     return PublishTarget(access, grants=grants, limits=limits)
 
@@ -134,7 +134,7 @@ def test_failed_task_drops_everything_it_staged(script: Script, broker: Scripted
         raise PipelineError("these rows end here")
 
     with pytest.raises(PipelineError, match="end here"):
-        transfer.stage(target(broker), "job", 1, (0, 0), batches())
+        transfer.stage(target(broker, discard_seconds=60.0), "job", 1, (0, 0), batches())
     assert len(discards(broker)) == len(TOPICS)
 
 

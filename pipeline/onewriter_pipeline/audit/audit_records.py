@@ -15,7 +15,7 @@ EVERY_RECORD: Final = AuditLimits(audit_records_max=NUMBER_MAX)
 
 
 @dataclass(slots=True)
-class Kept:
+class AuditRecords:
     """The audits of buckets, the bucket of each log, and the states of logs, as far as they are known.
 
     ``findings`` are the violations that the records show by themselves.

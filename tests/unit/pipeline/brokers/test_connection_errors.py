@@ -15,7 +15,7 @@ from tests.unit.pipeline.scripted_broker import Answer, scripted_broker
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ReadTimeoutError
 from urllib3.exceptions import ProtocolError as BrokenProtocol
 
-from onewriter_pipeline.brokers import troubles
+from onewriter_pipeline.brokers import connection_errors
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access, AccessLimits
 from onewriter_pipeline.errors import Away, Damaged, Invalid, NotAllowed, NotFound
@@ -153,16 +153,16 @@ def new_connection(cause: OSError) -> NewConnectionError:
     ],
 )
 def test_each_kind_of_failure_has_a_sentence(error: Exception, expected: str) -> None:
-    found = troubles.sentence(error, URL)
+    found = connection_errors.sentence(error, URL)
     assert "broker:8080" in found
     with pytest.raises(AssertionError, match=expected):
         raise AssertionError(found)
 
 
 def test_permanent_failures_are_distinguished() -> None:
-    assert troubles.lasting(ConnectionRefusedError(), URL) is None
-    assert troubles.lasting(ssl.SSLError(1, "odd"), URL) is None
+    assert connection_errors.lasting(ConnectionRefusedError(), URL) is None
+    assert connection_errors.lasting(ssl.SSLError(1, "odd"), URL) is None
     untrusted = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] failed")
-    text = troubles.lasting(untrusted, URL)
+    text = connection_errors.lasting(untrusted, URL)
     assert text is not None
     assert text.startswith("the certificate of broker:8080 is not trusted: ")
