@@ -106,8 +106,8 @@ MUTANTS = (
         ("L1",),
         "onewriter_broker.ownership.membership:MemberObserver.feed",
         "A broker that was paused itself takes the others for dead.",
-        "if gap > HELD_UP_SECONDS:",
-        "if gap < 0:",
+        "was_interrupted = self._has_missed or gap > HELD_UP_SECONDS",
+        "was_interrupted = gap < 0",
         (f"{UNIT}/ownership/test_membership.py",),
     ),
     Mutant(
@@ -117,6 +117,15 @@ MUTANTS = (
         "After the store was away, a broker has no more time to return than a broker that falls silent.",
         "member.silent_seconds, member.has_to_return = 0.0, True",
         "member.silent_seconds, member.has_to_return = 0.0, False",
+        (f"{UNIT}/ownership/test_membership.py",),
+    ),
+    Mutant(
+        "an-old-heartbeat-proves-a-return",
+        ("L1",),
+        "onewriter_broker.ownership.membership:MemberObserver.feed",
+        "After the store was away, a heartbeat from before ends the time that a broker has to return.",
+        "if was_interrupted and beat is not None and known.has_to_return:",
+        "if False:",
         (f"{UNIT}/ownership/test_membership.py",),
     ),
     Mutant(

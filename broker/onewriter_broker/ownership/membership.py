@@ -169,20 +169,28 @@ class MemberObserver:
         self._read_at: float | None = None
         self._observed_seconds = 0.0
         self._complete_after_seconds = DEAD_SECONDS
+        self._has_missed = False
         self.leads: Mapping[str, int] = {}
         """The number of topics that each host leads, as last reported by the other living brokers."""
 
     def missed(self) -> None:
-        """Record a failed reading. Before the first successful one, the store was also unavailable to the others."""
+        """Record a failed reading, which is an interruption.
+
+        Before the first successful reading, the store was also unavailable to the others.
+        """
         if self._read_at is None:
             self._complete_after_seconds = RETURN_SECONDS
+        else:
+            self._has_missed = True
 
     def feed(self, now: float, reading: Mapping[str, str]) -> None:
         """Take in one successful reading, made at ``now`` (monotonic seconds)."""
         first = self._read_at is None
         gap = 0.0 if self._read_at is None else now - self._read_at
         self._read_at = now
-        if gap > HELD_UP_SECONDS:
+        was_interrupted = self._has_missed or gap > HELD_UP_SECONDS
+        self._has_missed = False
+        if was_interrupted:
             self._observe_again()
             gap = 0.0
         self._observed_seconds += gap
@@ -192,7 +200,11 @@ class MemberObserver:
             if member != self._me and (beat := Beat.decode(reading[member])) is not None
         }
         for member, known in self._members.items():
-            self._compare(known, beats.get(member), gap)
+            beat = beats.get(member)
+            if was_interrupted and beat is not None and known.has_to_return:
+                # This heartbeat may be older than the interruption: it does not prove that the broker returned.
+                known.beat = beat
+            self._compare(known, beat, gap)
         for member, beat in beats.items():
             if member not in self._members and len(self._members) < 2 * MEMBERS_MAX:
                 # A broker that was there before this one is not new, and a known name that restarted is not either.

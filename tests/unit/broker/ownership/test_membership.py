@@ -250,6 +250,32 @@ def test_broker_that_returns_late_was_alive_all_the_time(timeline: Timeline) -> 
     assert (timeline.view().alive, timeline.view().settled) == (frozenset({"broker-1"}),) * 2
 
 
+def test_heartbeat_from_before_the_interruption_does_not_end_the_time_to_return(
+    timeline: Timeline,
+) -> None:
+    """The store kept a heartbeat that was written after the observer's last reading."""
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    timeline.counters[OTHER] += 1
+    timeline.run(10, store_away=True)
+    timeline.run(RETURN_SECONDS)
+    assert timeline.view().alive == {"broker-1"}
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view().alive == frozenset()
+
+
+def test_failed_reading_is_an_interruption_however_short(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    timeline.observer.missed()
+    timeline.run(RETURN_SECONDS)
+    assert timeline.view().alive == {"broker-1"}
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view().alive == frozenset()
+
+
 def test_broker_that_died_before_the_store_was_away_stays_dead(timeline: Timeline) -> None:
     """Otherwise its successors would give it its buckets back."""
     timeline.start(OTHER)
