@@ -22,7 +22,7 @@ from onewriter_kubectl.objects import (
 
 Json = dict[str, Any]
 
-NO_PRODUCER: Final = "nobody"
+NO_PRODUCER: Final = "no producer"
 
 
 def who(topic: Document, now: float) -> str:

@@ -94,7 +94,7 @@ class CertificateStatus(ApiModel):
     """A certificate, as reported by the process that uses its file."""
 
     name: Word
-    """What it is used for: broker, store-ca, webhook or broker-ca."""
+    """The use of the certificate: broker, store-ca, webhook or broker-ca."""
     reported_by: Word
     """The broker that uses it, or operator."""
     not_after: Time

@@ -361,7 +361,7 @@ class RelayLink:
 
     # ------------------------------------------------------------ the watch
 
-    def look(self, now: float, *, was_frozen: bool = False) -> None:
+    def check(self, now: float, *, was_frozen: bool = False) -> None:
         """Ask a silent broker through the client, or end the link of one that does not answer in time."""
         if self._is_closed or (self._connect is not None and not self._is_forwarding):
             return  # opening has limits of its own

@@ -72,7 +72,7 @@ class Relay:
         self._links: dict[RelayLink, None] = {}
         self._brokers: dict[Address, None] = {}
         self._servers: list[asyncio.Server] = []
-        self._looked_at = now()
+        self._checked_at = now()
 
     @contextlib.asynccontextmanager
     async def running(self, port: int) -> AsyncIterator[None]:
@@ -200,11 +200,11 @@ class Relay:
     async def _watch_for_ever(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self.look(self.now())
+            self.check(self.now())
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Run one round of the watch."""
-        was_frozen = now - self._looked_at > TICK_SECONDS + STALL_SECONDS
-        self._looked_at = now
+        was_frozen = now - self._checked_at > TICK_SECONDS + STALL_SECONDS
+        self._checked_at = now
         for link in list(self._links):
-            link.look(now, was_frozen=was_frozen)
+            link.check(now, was_frozen=was_frozen)

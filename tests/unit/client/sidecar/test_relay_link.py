@@ -134,7 +134,7 @@ class World:
 
     def wait(self, seconds: float) -> None:
         self.relay.time += seconds
-        self.link.look(self.relay.time)
+        self.link.check(self.relay.time)
 
 
 def feed(end: RelayEnd, data: bytes) -> None:
@@ -403,7 +403,7 @@ async def test_a_relay_that_was_frozen_itself_blames_nobody(world: World) -> Non
     world.wait(1)
     world.from_client(replies.PONG)
     world.relay.time += 60
-    world.link.look(world.relay.time, was_frozen=True)
+    world.link.check(world.relay.time, was_frozen=True)
     assert world.relay.ends == []
 
 
