@@ -13,7 +13,7 @@ SDK := onewriter onewriter.sync onewriter.testing
 # Tests start brokers by the thousand; what Python compiled of the sources is kept between them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-rest test-all mutants requirements check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo trust e2e kind image spark-image chart transition-table reference docs docs-serve clean help
+.PHONY: run test test-rest test-all mutants requirements check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator bench-scale simulate-scale compare-pulsar examples pipeline-demo trust store-cluster e2e kind image spark-image chart transition-table reference docs docs-serve clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -106,11 +106,21 @@ bench-pipeline: $(STAMP)  ## The pipeline on Spark (Java 17): source, offload, a
 bench-operator: $(STAMP)  ## The operator at scale, takeover through pods (root), into the same page
 	$(BIN)/python -m bench.operator_run
 
+bench-scale: $(STAMP)  ## CPU per message with several shards; thousands of topics; into the same page
+	$(BIN)/python -m bench.scale_run
+
+simulate-scale: $(STAMP)  ## 1,000 brokers and 10,000 buckets on a virtual clock: load, placement, storms of failures
+	$(BIN)/python -m bench.scale_simulation
+
 compare-pulsar: $(STAMP)  ## The same scenarios on Pulsar and here, into docs/comparison.md
 	$(BIN)/python -m bench.compare
 
 trust: $(STAMP)  ## Faults on the nodes of make e2e: outages at the writers beside those reported, into docs/failures.md
 	$(BIN)/python -m e2e.trust
+
+store-cluster: $(STAMP)  ## The store as a Valkey Cluster on three nodes of make e2e: lost processes, pods, volumes, a node
+	$(BIN)/python -m e2e.images
+	$(BIN)/pytest e2e/store_cluster.py --timeout 900
 
 e2e: $(STAMP)  ## The whole product on two nodes, or on KUBECONFIG's cluster (USE_EXISTING_CLUSTER=true)
 	$(BIN)/python tests/run.py e2e

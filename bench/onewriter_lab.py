@@ -16,12 +16,11 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from bench.machine import ProcessUsage, last_lines, process_usage, stop_process
 
-from onewriter_broker.testing.ports import free_ports
+from onewriter_testing.ports import free_ports
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_GRACE_SECONDS = 15.0
@@ -52,7 +51,7 @@ class Onewriter:
     ) -> None:
         self.fsync = fsync
         self._arguments = arguments
-        self._environment = environment or {}
+        self._environment = {"ONEWRITER_UNDECLARED_RETENTION_BYTES": "0"} | (environment or {})
         self.broker_port = free_ports(2)
         self.http_port = self.broker_port + 1
         self._process: subprocess.Popen[bytes] | None = None
@@ -109,12 +108,7 @@ class Onewriter:
             self._cleanup = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._cleanup.close()
 
     def _stop_process(self) -> None:

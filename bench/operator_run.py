@@ -29,8 +29,8 @@ from tests.cluster.control_plane import ClusterError
 
 PARTS = ("scale", "idle", "takeover", "sidecar", "lease")
 ON_PODS = {"takeover", "sidecar", "lease"}
-TOPIC = "seat"
-SIDECAR_TOPIC = "sidecar-seat"
+TOPIC = "contest"
+SIDECAR_TOPIC = "sidecar-contest"
 
 Rounds = dict[tuple[str, Fault], Sequence[Round]]
 

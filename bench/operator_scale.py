@@ -23,9 +23,10 @@ from tests.cluster.binaries import program
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
-from onewriter_operator.kinds import TOPIC, Json
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import TOPIC
 from onewriter_operator.kube import Kube, load_configuration
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 CRDS = sorted((Path(__file__).parent.parent / "crds").glob("*.yaml"))
 

@@ -85,7 +85,7 @@ def read_whole(lab: Onewriter, topic: str) -> ReadFigures:
         started, cpu = time.perf_counter(), time.process_time()
         for chunk in client.read(topic):
             entries += len(chunk)
-            payload_bytes += len(chunk.payload)
+            payload_bytes += int(chunk.offsets[-1])
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     broker, store = (
         process_usage([each]).since(start).cpu_seconds

@@ -185,8 +185,8 @@ def memory(lab: Onewriter, spark: SparkSession, messages: int, factor: int = 4) 
     peaks = []
     for topic, count in sizes:
         fill(lab.service_url, topic, count)
-        read(spark, lab.admin_url, topic, "")
-        peaks.append(peak_of(partial(read, spark, lab.admin_url, topic, "")))
+        read(spark, lab.admin_url, topic)
+        peaks.append(peak_of(partial(read, spark, lab.admin_url, topic)))
     text = (
         "The most that one Python process of the executors held (resident, libraries included) while a"
         f" topic of 1 KiB messages was read, and one {factor} times as long."

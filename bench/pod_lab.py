@@ -1,4 +1,4 @@
-"""The chart on the two-node lab, and a Deployment whose pods compete for seats.
+"""The chart on the two-node lab, and a Deployment whose pods compete for topics or Leases.
 
 Here: the topic with its claim, pods with the stock Pulsar client, and where they leave their notes.
 Not here: cluster, image and release (``e2e``, whose stories run on the same), faults and figures
@@ -22,7 +22,7 @@ from e2e.installation import NAMESPACE as RELEASE_NAMESPACE
 from e2e.installation import RELEASE, Installation
 from tests.cluster import binaries, images, lab
 
-from onewriter_core.kubernetes_names import INJECT_LABEL, TOPIC_ANNOTATION
+from onewriter_core.kubernetes.names import INJECT_LABEL, TOPIC_ANNOTATION
 
 PROGRAMS = Path(__file__).with_name("pods")
 
@@ -96,22 +96,22 @@ class PodLab:
     def pods(
         self,
         arm: str,
-        seats: Sequence[str],
+        contests: Sequence[str],
         pace_seconds: float,
         options: Sequence[str] = (),
         *,
         led_topic: str | None = None,
     ) -> Iterator[None]:
-        """Two pods, one per node, each with a candidate per seat; gone at the end.
+        """Two pods, one per node, each with a candidate per contest; gone at the end.
 
         ``arm`` is a module of ``bench.pods``, ``options`` are its further arguments. With ``led_topic`` the operator
         injects a sidecar into each pod, with its default resources, which leads that topic.
         """
-        for seat in seats:
-            (self.notes / seat).mkdir(exist_ok=True)
-            (self.notes / seat).chmod(0o777)
+        for contest in contests:
+            (self.notes / contest).mkdir(exist_ok=True)
+            (self.notes / contest).chmod(0o777)
         arguments = [
-            *(f"bench.pods.{arm}", ",".join(seats), "--notes=/notes"),
+            *(f"bench.pods.{arm}", ",".join(contests), "--notes=/notes"),
             *(f"--namespace={NAMESPACE}", f"--pace-seconds={pace_seconds}", *options),
         ]
         self.cluster.apply(self._deployment(arguments, led_topic))
@@ -132,12 +132,12 @@ class PodLab:
 
     def diagnostics(self) -> str:
         """What a person would look at."""
-        asked = (
+        requests = (
             ("get", "pods,xt,pclaim,lease", "-o", "wide"),
             ("get", "events", "--sort-by=.lastTimestamp"),
             ("logs", f"--selector=app={DEPLOYMENT}", "--all-containers", "--prefix", "--tail=20"),
         )
-        found = [self.cluster.kubectl(*each, check=False, namespace=NAMESPACE) for each in asked]
+        found = [self.cluster.kubectl(*each, check=False, namespace=NAMESPACE) for each in requests]
         return (
             "\n".join(each.stdout + each.stderr for each in found)
             + self._installation.diagnostics()
@@ -214,7 +214,7 @@ def running(say: Say) -> Iterator[PodLab]:
     """
     say("the image, then two nodes as soon as no other lab runs on this machine")
     with contextlib.ExitStack() as stack:
-        tested = stack.enter_context(tested_cluster())
+        tested = stack.enter_context(tested_cluster(notices_lost_nodes_early=True, nodes=2))
         api = stack.enter_context(Api(tested.cluster, tested.directory / "api.sock"))
         installation = Installation(tested, api)
         say("installing the chart")

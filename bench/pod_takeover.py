@@ -1,10 +1,9 @@
 """How long a topic, or a Lease, stays without a writer when the pod that has it fails or leaves.
 
-Two pods of one Deployment compete (``bench.pods``); this process makes the leader fail and
-stamps that instant itself. Everybody stamps with the machine's monotonic clock, which containers
-share. Leaderless: the former leader's last write to the new one's first. The same rounds are played
-for a topic with the stock Pulsar client and for Leases with client-go's algorithm and constants; of
-those, many at once, because they mostly sleep.
+Two pods of one Deployment compete for it (``bench.pods``). This process makes the leader fail and notes the time. All
+processes use the machine's monotonic clock, which containers share. The leaderless time is from the former leader's last
+write to the new leader's first write. The benchmark plays the same rounds for a topic with the stock Pulsar client and for
+Leases with client-go's algorithm and constants. It plays many Leases at once, because they mostly sleep.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _SIGNALS = {Fault.CRASH: signal.SIGKILL, Fault.SILENT: signal.SIGSTOP}
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Candidate:
     """One process of a candidate, by its file of notes, ``POD.NUMBER``."""
 
     file: Path
@@ -70,62 +69,66 @@ class Life:
         return found[0] if found else None
 
 
-class Seat:
-    """What the pods compete for: the notes of everybody who does."""
+class Contest:
+    """One topic or Lease for which the pods compete, with the notes of all candidates."""
 
     def __init__(self, directory: Path) -> None:
         self.name = directory.name
         self._directory = directory
         self._gone: set[str] = set()
 
-    def lives(self) -> list[Life]:
-        """The newest one of each pod."""
-        newest: dict[str, Life] = {}
+    def candidates(self) -> list[Candidate]:
+        """The newest candidate of each pod."""
+        newest: dict[str, Candidate] = {}
         for file in self._directory.iterdir():
-            life = Life(file)
-            if life.pod in self._gone:
+            candidate = Candidate(file)
+            if candidate.pod in self._gone:
                 continue
-            if life.pod not in newest or newest[life.pod].number < life.number:
-                newest[life.pod] = life
+            if candidate.pod not in newest or newest[candidate.pod].number < candidate.number:
+                newest[candidate.pod] = candidate
         return list(newest.values())
 
-    def leader(self) -> Life | None:
-        """Who was granted it last."""
-        granted = [(life.first("granted"), life) for life in self.lives()]
-        found = [(stamp, life) for stamp, life in granted if stamp is not None]
+    def leader(self) -> Candidate | None:
+        """The candidate that was granted it last."""
+        granted = [(candidate.first("granted"), candidate) for candidate in self.candidates()]
+        found = [(stamp, candidate) for stamp, candidate in granted if stamp is not None]
         return max(found, key=lambda pair: pair[0])[1] if found else None
 
     def is_settled(self) -> bool:
-        """Whether one leads and writes, and another one asks."""
+        """Whether one candidate leads and writes, and another one waits."""
         leader = self.leader()
-        others = [life for life in self.lives() if life != leader]
+        others = [candidate for candidate in self.candidates() if candidate != leader]
         return (
             leader is not None
             and leader.first("appended") is not None
-            and any(life.first("asking") is not None for life in others)
+            and any(candidate.first("asking") is not None for candidate in others)
         )
 
-    def successor(self, former: Life, since: int) -> Life | None:
-        """Who else has written after an instant, and was granted the seat for that."""
-        for life in self.lives():
-            if life != former and (first := life.first("appended")) is not None and first > since:
-                return life
+    def successor(self, former: Candidate, since: int) -> Candidate | None:
+        """Another candidate that has written after a time; None if there is none yet."""
+        for candidate in self.candidates():
+            if (
+                candidate != former
+                and (first := candidate.first("appended")) is not None
+                and first > since
+            ):
+                return candidate
         return None
 
-    def forget(self, life: Life) -> None:
-        """Take away the notes of one that is over, and of those before it in the same pod."""
-        for file in self._directory.glob(f"{life.pod}.*"):
-            if Life(file).number <= life.number:
+    def forget(self, candidate: Candidate) -> None:
+        """Delete the notes of a candidate that has ended, and of earlier ones in the same pod."""
+        for file in self._directory.glob(f"{candidate.pod}.*"):
+            if Candidate(file).number <= candidate.number:
                 file.unlink()
 
     def forget_pod(self, pod: str) -> None:
-        """A pod is going: whatever it still writes down does not count."""
+        """Ignore the notes of a pod that is being deleted."""
         self._gone.add(pod)
         for file in self._directory.glob(f"{pod}.*"):
             file.unlink()
 
 
-def measured(former: Life, successor: Life, fault_at: int) -> Round:
+def measured(former: Candidate, successor: Candidate, fault_at: int) -> Round:
     """What a takeover's notes say. Raises RuntimeError if the successor wrote before the fault."""
     appended_at, granted_at = successor.first("appended"), successor.first("granted")
     last = former.stamps("appended")[-1]
@@ -138,29 +141,29 @@ def measured(former: Life, successor: Life, fault_at: int) -> Round:
     )
 
 
-def process_of(life: Life, seat: Seat) -> int:
+def process_of(candidate: Candidate, contest: Contest) -> int:
     """A candidate's process as this machine numbers it. Raises ProcessLookupError."""
-    wanted = f"/notes/{seat.name}/{life.file.name}".encode()
+    wanted = f"/notes/{contest.name}/{candidate.file.name}".encode()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if wanted in path.read_bytes().split(b"\0"):
                 return int(path.parent.name)
-    raise ProcessLookupError(f"{life.file.name} does not run")
+    raise ProcessLookupError(f"{candidate.file.name} does not run")
 
 
 class Stage:
-    """Two pods that compete for seats, and the faults that they suffer."""
+    """Two pods that compete for topics or Leases, and the faults that they suffer."""
 
     def __init__(
         self,
         pods: PodLab,
-        seats: Sequence[str],
+        contests: Sequence[str],
         settle_seconds: tuple[float, float],
         seed: int,
         say: Say,
     ) -> None:
         self._pods = pods
-        self._seats = [Seat(pods.notes / name) for name in seats]
+        self._contests = [Contest(pods.notes / name) for name in contests]
         self._settle = settle_seconds
         self._random = random.Random(seed)
         self._say = say
@@ -168,89 +171,97 @@ class Stage:
         self._lock = threading.Lock()
 
     def play(self, fault: Fault, rounds: int) -> list[Round]:
-        """At least so many takeovers, spread over the seats.
+        """At least so many takeovers, spread over the contests.
 
         Raises TimeoutError when nobody takes over, RuntimeError when a round is not a fair one.
         """
         if fault is Fault.PLANNED:
             return self._deletions(rounds)
         done: list[Round] = []
-        each = -(-rounds // len(self._seats))
-        seeds = [self._random.random() for _ in self._seats]
+        each = -(-rounds // len(self._contests))
+        seeds = [self._random.random() for _ in self._contests]
 
-        def play_seat(seat: Seat, seed: float) -> None:
+        def play_contest(contest: Contest, seed: float) -> None:
             randomness = random.Random(seed)
             for _ in range(each):
-                found = self._kill(seat, fault, randomness.uniform(*self._settle))
+                found = self._kill(contest, fault, randomness.uniform(*self._settle))
                 with self._lock:
                     done.append(found)
-                    self._progress(fault, done, each * len(self._seats))
+                    self._progress(fault, done, each * len(self._contests))
 
-        with ThreadPoolExecutor(len(self._seats)) as pool:
-            for result in [*map(pool.submit, [play_seat] * len(seeds), self._seats, seeds)]:
+        with ThreadPoolExecutor(len(self._contests)) as pool:
+            for result in [*map(pool.submit, [play_contest] * len(seeds), self._contests, seeds)]:
                 result.result()
         return done
 
-    def _kill(self, seat: Seat, fault: Fault, settle_seconds: float) -> Round:
+    def _kill(self, contest: Contest, fault: Fault, settle_seconds: float) -> Round:
         """Kill or freeze the leader's process; its supervisor starts it again."""
-        leader = self._settled(seat, settle_seconds)
-        process = process_of(leader, seat)
+        leader = self._settled(contest, settle_seconds)
+        process = process_of(leader, contest)
         fault_at = time.monotonic_ns()
         os.kill(process, _SIGNALS[fault])
-        found = measured(leader, self._successor(seat, leader, fault_at), fault_at)
+        found = measured(leader, self._successor(contest, leader, fault_at), fault_at)
         if fault is Fault.SILENT:
             os.kill(process, signal.SIGKILL)
-        self._until(lambda: self._is_restarted(seat, leader), f"{seat.name}: no second candidate")
-        seat.forget(leader)
+        self._until(
+            lambda: self._is_restarted(contest, leader), f"{contest.name}: no second candidate"
+        )
+        contest.forget(leader)
         return found
 
     def _deletions(self, rounds: int) -> list[Round]:
-        """Delete the pod that leads most seats, again and again."""
+        """Delete the pod that leads most contests, again and again."""
         done: list[Round] = []
         while len(done) < rounds:
             settle_seconds = self._random.uniform(*self._settle)
-            for seat in self._seats:
-                self._settled(seat, 0.0)
+            for contest in self._contests:
+                self._settled(contest, 0.0)
             time.sleep(settle_seconds)
-            leaders = {seat: self._settled(seat, 0.0) for seat in self._seats}
-            pod = collections.Counter(life.pod for life in leaders.values()).most_common(1)[0][0]
-            leaving = {seat: life for seat, life in leaders.items() if life.pod == pod}
+            leaders = {contest: self._settled(contest, 0.0) for contest in self._contests}
+            pod = collections.Counter(candidate.pod for candidate in leaders.values()).most_common(
+                1
+            )[0][0]
+            leaving = {
+                contest: candidate for contest, candidate in leaders.items() if candidate.pod == pod
+            }
             fault_at = time.monotonic_ns()
             self._pods.delete_pod(pod)
-            for seat, leader in leaving.items():
-                successor = self._successor(seat, leader, fault_at)
+            for contest, leader in leaving.items():
+                successor = self._successor(contest, leader, fault_at)
                 done.append(measured(leader, successor, fault_at))
-            for seat in self._seats:
-                seat.forget_pod(pod)
+            for contest in self._contests:
+                contest.forget_pod(pod)
             self._progress(Fault.PLANNED, done, rounds)
         return done
 
     # ------------------------------------------------------------ waiting
 
-    def _settled(self, seat: Seat, settle_seconds: float) -> Life:
+    def _settled(self, contest: Contest, settle_seconds: float) -> Candidate:
         """The leader, once another candidate has asked long enough ago."""
-        self._until(seat.is_settled, f"{seat.name}: not two candidates", START_SECONDS_MAX)
-        before = seat.leader()
+        self._until(contest.is_settled, f"{contest.name}: not two candidates", START_SECONDS_MAX)
+        before = contest.leader()
         time.sleep(settle_seconds)
-        leader = seat.leader()
+        leader = contest.leader()
         if leader is None or leader != before:
-            raise RuntimeError(f"{seat.name} changed hands by itself")
+            raise RuntimeError(f"{contest.name} got another writer without a takeover")
         return leader
 
-    def _successor(self, seat: Seat, former: Life, since: int) -> Life:
-        found: list[Life] = []
+    def _successor(self, contest: Contest, former: Candidate, since: int) -> Candidate:
+        found: list[Candidate] = []
 
         def is_there() -> bool:
-            life = seat.successor(former, since)
-            found.extend([life] if life is not None else [])
-            return life is not None
+            candidate = contest.successor(former, since)
+            found.extend([candidate] if candidate is not None else [])
+            return candidate is not None
 
-        self._until(is_there, f"nobody took over {seat.name}")
+        self._until(is_there, f"no candidate took over {contest.name}")
         return found[0]
 
     @staticmethod
-    def _is_restarted(seat: Seat, former: Life) -> bool:
-        return any(each.pod == former.pod and each.number > former.number for each in seat.lives())
+    def _is_restarted(contest: Contest, former: Candidate) -> bool:
+        return any(
+            each.pod == former.pod and each.number > former.number for each in contest.candidates()
+        )
 
     @staticmethod
     def _until(holds: Callable[[], bool], what: str, seconds: float = TAKEOVER_SECONDS_MAX) -> None:
@@ -288,9 +299,9 @@ def sidecar_stage(pods: PodLab, topic: str, seed: int, say: Say) -> Iterator[Sta
 @contextlib.contextmanager
 def lease_stage(pods: PodLab, pairs: int, seed: int, say: Say) -> Iterator[Stage]:
     """The same pods with candidates for so many Leases, each a process of its own."""
-    seats = [f"lease-{number}" for number in range(pairs)]
-    with pods.pods("lease", seats, LEASE_PACE_SECONDS):
-        yield Stage(pods, seats, LEASE_SETTLE_SECONDS, seed, say)
+    contests = [f"lease-{number}" for number in range(pairs)]
+    with pods.pods("lease", contests, LEASE_PACE_SECONDS):
+        yield Stage(pods, contests, LEASE_SETTLE_SECONDS, seed, say)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn, Self
 
 from bench.machine import (
@@ -32,7 +32,7 @@ from bench.machine import (
     stop_process,
 )
 
-from onewriter_broker.testing.ports import free_ports
+from onewriter_testing.ports import free_ports
 
 PULSAR_VERSION = "4.0.7"
 """Must be the version in pom.xml."""
@@ -139,12 +139,7 @@ class PulsarStandalone:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -247,8 +242,8 @@ class PulsarStandalone:
             reason = f"was not ready after {START_TIMEOUT_SECONDS:.0f} s"
         lines = log.read_text(errors="replace").splitlines()
         complaints = [line for line in lines if "Exception" in line or " ERROR " in line]
-        said = "\n".join(complaints[:LOG_LINES_MAX] or lines[-LOG_LINES_MAX:])
-        raise LabUnavailable(f"Pulsar standalone {reason}; its log says:\n{said}")
+        text = "\n".join(complaints[:LOG_LINES_MAX] or lines[-LOG_LINES_MAX:])
+        raise LabUnavailable(f"Pulsar standalone {reason}; its log says:\n{text}")
 
     def _serves(self) -> bool:
         """Whether the namespace of the scenarios exists and a message passes through the broker.

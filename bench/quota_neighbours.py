@@ -12,7 +12,7 @@ import time
 
 from tests.integration.raw import RawClient
 
-from onewriter_broker.testing.in_process import in_process_broker
+from onewriter_testing.in_process import in_process_broker
 
 LIMIT_BYTES = 2_000_000
 GREEDY_CONNECTIONS = 4

@@ -72,7 +72,7 @@ def _read_varint(data: bytes, index: int) -> tuple[int, int]:
             return value, index
 
 
-def _decode(data: bytes) -> Fields:
+def decode(data: bytes) -> Fields:
     """The fields of one protobuf message; of a repeated one the last."""
     fields: Fields = {}
     index = 0
@@ -91,12 +91,12 @@ def _decode(data: bytes) -> Fields:
     return fields
 
 
-def _command(kind: int, fields: Sequence[tuple[int, int | bytes | str]]) -> bytes:
+def encode_command(kind: int, fields: Sequence[tuple[int, int | bytes | str]]) -> bytes:
     command = _encode([(1, kind), (kind, _encode(fields))])
     return (len(command) + 4).to_bytes(4, "big") + len(command).to_bytes(4, "big") + command
 
 
-_PONG_FRAME = _command(PONG, ())
+PONG_FRAME = encode_command(PONG, ())
 
 
 def _send_frame(producer: int, name: str, sequence: int, payload: bytes) -> bytes:
@@ -163,14 +163,14 @@ class RawConnection:
         self, kind: int, fields: Sequence[tuple[int, int | bytes | str]], *, answer: int
     ) -> Fields:
         """Send a command and return the fields of its answer; any other answer is an error."""
-        self.socket.sendall(_command(kind, fields))
+        self.socket.sendall(encode_command(kind, fields))
         while True:
             while self._frames:
                 received, command = self._frames.popleft()
                 if received == answer:
-                    body = _decode(command)[answer]
+                    body = decode(command)[answer]
                     assert isinstance(body, bytes)
-                    return _decode(body)
+                    return decode(body)
                 _refuse_unexpected(received, command)
             self._receive()
 
@@ -195,7 +195,7 @@ class RawConnection:
             fields: list[tuple[int, int | bytes | str]] = [
                 *((1, topic), (2, number), (3, number), (10, access_mode))
             ]
-            self.socket.sendall(_command(PRODUCER, fields))
+            self.socket.sendall(encode_command(PRODUCER, fields))
         answered = 0
         while answered < len(numbered):
             self._receive()
@@ -232,7 +232,7 @@ class RawConnection:
             # Every broker writes the required type first: its tag, then one byte below 128.
             kind = received[taken + 9]
             if kind == PING:
-                self.socket.sendall(_PONG_FRAME)
+                self.socket.sendall(PONG_FRAME)
             elif kind in _ONLY_COUNTED:
                 self._frames.append((kind, b""))
             else:
@@ -270,6 +270,45 @@ def _connect_to_owner(service_url: str, topic: str, login: Login | None) -> RawC
             return RawConnection.open(owner, login)
         url, authoritative = owner, int(answer.get(5) == 1)
     raise ConnectionError(f"lookup of {topic}: more than {LOOKUP_REDIRECTS_MAX} redirects")
+
+
+class ProducersConnection(RawConnection):
+    """A connection with a producer of each of some topics, which publishes to all of them in rounds."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        super().__init__(connected)
+        self._names: list[str] = []
+        self._sequence = 0
+
+    def produce_to(self, topics: Sequence[str]) -> None:
+        """Create the producers, with the ids 1, 2, ..."""
+        for number, topic in enumerate(topics, 1):
+            fields: list[tuple[int, int | bytes | str]] = [(1, topic), (2, number), (3, number)]
+            name = self.ask(PRODUCER, fields, answer=PRODUCER_SUCCESS)[2]
+            assert isinstance(name, bytes)
+            self._names.append(name.decode())
+
+    def publish(self, messages: int, rounds: int, message_bytes: int) -> None:
+        """Send ``messages`` messages to every topic in each round, and wait for all receipts of the round.
+
+        All frames are built before the first one is sent.
+        """
+        payload = bytes(message_bytes)
+        sent = messages * len(self._names)
+        built = []
+        for _ in range(rounds):
+            frames = [
+                _send_frame(number, name, self._sequence + at, payload)
+                for number, name in enumerate(self._names, 1)
+                for at in range(messages)
+            ]
+            self._sequence += messages
+            built.append(b"".join(frames))
+        for frames_of_round in built:
+            self.socket.sendall(frames_of_round)
+            received = 0
+            while received < sent:
+                received += self.count(SEND_RECEIPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,12 +380,14 @@ def read_from_start(
         started = time.perf_counter()
         received = 0
         permits = READ_PERMITS
-        connection.socket.sendall(_command(FLOW, [(1, 1), (2, permits)]))
+        connection.socket.sendall(encode_command(FLOW, [(1, 1), (2, permits)]))
         while received < messages:
             arrived = connection.count(MESSAGE)
             received += arrived
             permits -= arrived
             if permits <= READ_PERMITS // 2:
-                connection.socket.sendall(_command(FLOW, [(1, 1), (2, READ_PERMITS - permits)]))
+                connection.socket.sendall(
+                    encode_command(FLOW, [(1, 1), (2, READ_PERMITS - permits)])
+                )
                 permits = READ_PERMITS
         return time.perf_counter() - started

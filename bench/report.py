@@ -1,7 +1,8 @@
 """The page that a benchmark run leaves: tables of figures, and each goal with its verdict.
 
-Knows nothing of what is measured. The page has four divisions, each written by a command of its own,
-which leaves the others alone: ``make bench``, ``bench-sdk``, ``bench-pipeline``, ``bench-operator``.
+Knows nothing of what is measured. The page has six divisions, each written by a command of its own, which leaves the
+others alone: ``make bench``, ``bench-sdk``, ``bench-pipeline``, ``bench-operator``, ``python -m bench.secured``, ``make
+bench-scale``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ SDK_HEADING = "## The SDK"
 PIPELINE_HEADING = "## The pipeline"
 OPERATOR_HEADING = "## The operator"
 SECURED_HEADING = "## Tokens, TLS and authorization"
-HEADINGS = (SDK_HEADING, PIPELINE_HEADING, OPERATOR_HEADING, SECURED_HEADING)
+SCALE_HEADING = "## Scale"
+HEADINGS = (SDK_HEADING, PIPELINE_HEADING, OPERATOR_HEADING, SECURED_HEADING, SCALE_HEADING)
 """They begin the second and the following divisions."""
 
 OTHERS_SHARE_MAX = 0.05
@@ -87,12 +89,13 @@ def halves(page: str) -> tuple[str, str]:
     return _parted(page, OPERATOR_HEADING)
 
 
-def divisions(page: str) -> tuple[str, str, str, str, str]:
-    """What each of the five commands wrote, in the page's order; empty for one that has not run."""
-    others, secured = _parted(page, SECURED_HEADING)
+def divisions(page: str) -> tuple[str, str, str, str, str, str]:
+    """What each of the six commands wrote, in the page's order; empty for one that has not run."""
+    others, scale = _parted(page, SCALE_HEADING)
+    others, secured = _parted(others, SECURED_HEADING)
     others, operator = halves(others)
     others, pipeline = _parted(others, PIPELINE_HEADING)
-    return *_parted(others, SDK_HEADING), pipeline, operator, secured
+    return *_parted(others, SDK_HEADING), pipeline, operator, secured, scale
 
 
 def _parted(page: str, heading: str) -> tuple[str, str]:
@@ -109,8 +112,8 @@ def put_first_half(path: Path, text: str) -> None:
 
 def put_secured(path: Path, text: str) -> None:
     """Write what ``bench.secured`` says into the page."""
-    *others, _ = divisions(path.read_text())
-    path.write_text(joined(*others, f"{SECURED_HEADING}\n\n{text}"))
+    *others, _, scale = divisions(path.read_text())
+    path.write_text(joined(*others, f"{SECURED_HEADING}\n\n{text}", scale))
 
 
 def joined(*texts: str) -> str:

@@ -157,14 +157,14 @@ def takeovers(samples: Samples, sides: list[Side], options: Options, page: Page)
         takeover.Fault.PLANNED: options.planned_rounds,
         takeover.Fault.SILENT: options.silent_rounds,
     }
-    theirs = {
+    other = {
         takeover.Fault.CRASH: min(options.crash_rounds, options.pulsar_rounds),
         takeover.Fault.PLANNED: min(options.planned_rounds, options.pulsar_rounds),
         takeover.Fault.SILENT: min(options.silent_rounds, options.pulsar_silent_rounds),
     }
     for fault in takeover.Fault:
         for side in sides:
-            rounds = (theirs if side.name == THEIRS else ours)[fault]
+            rounds = (other if side.name == THEIRS else ours)[fault]
             if rounds < 2:
                 continue
             with step(f"takeover, {fault.value}, {rounds} rounds", side, page):
@@ -315,9 +315,9 @@ def start_sides(
         page.skipped(f"Pulsar's column: {missing}")
     else:
         samples.add("idle", THEIRS, pulsar.usage().resident_bytes / 1e6)
-        theirs = Side(THEIRS, pulsar.service_url, pulsar.admin_url, (pulsar.pid,))
-        sides.append(theirs)
-        publishing.append(theirs)
+        other = Side(THEIRS, pulsar.service_url, pulsar.admin_url, (pulsar.pid,))
+        sides.append(other)
+        publishing.append(other)
     return sides, publishing
 
 

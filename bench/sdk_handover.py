@@ -59,11 +59,11 @@ def measure_handovers(service_url: str, rounds: int) -> Handovers:
                     waiting = tasks.create_task(following.win())
                     await asyncio.sleep(SETTLE_SECONDS)
                     last = await former.send(leadership)
-                    asked = time.perf_counter()
+                    count = time.perf_counter()
                     leaving = tasks.create_task(leadership.handover())
                     leadership, leads = await waiting
                     first = await following.send(leadership)
-                    found.handed_over_to_leading.append((leads - asked) * 1000)
+                    found.handed_over_to_leading.append((leads - count) * 1000)
                     found.leaderless.append((first - last) * 1000)
                     await leaving
                     former, following = following, former

@@ -151,9 +151,9 @@ def report(samples: Samples, repetitions: int, messages: int) -> Report:
         (UNBATCHED_CPU, "us", 1),
         (BATCHED_CPU, "us", 1),
     ):
-        ours, theirs = samples.median(figure, SDK), samples.median(figure, STOCK)
-        ratio = "-" if ours is None or not theirs else f"{ours / theirs:.2f} times"
-        rows.append([figure, number(ours, unit, digits), number(theirs, unit, digits), ratio])
+        ours, other = samples.median(figure, SDK), samples.median(figure, STOCK)
+        ratio = "-" if ours is None or not other else f"{ours / other:.2f} times"
+        rows.append([figure, number(ours, unit, digits), number(other, unit, digits), ratio])
     goals: list[Goal] = [
         (
             f"SDK's rate, {figure}, at least the stock client's",

@@ -30,7 +30,7 @@ from bench.raw_client import Login
 from bench.report import put_secured
 from tests.cluster.pki import Authority
 
-from onewriter_broker.testing.ports import free_ports
+from onewriter_testing.ports import free_ports
 
 SLOWER_MAX = 1.05
 IN_FLIGHT = 1_000
@@ -156,41 +156,41 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--output", type=Path, help="the page to write into: docs/benchmarks.md")
     parser.add_argument("--compared", default="", help="what the page says that --before is")
-    asked = parser.parse_args(arguments)
+    request = parser.parse_args(arguments)
     with ExitStack() as stack:
         folders = [
             Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="onewriter-bench-")))
             for _ in range(2)
         ]
-        topics = asked.pairs + 1
+        topics = request.pairs + 1
         former = installation(
-            stack, folders[0], topics, asked.before, is_secured=asked.before is not None
+            stack, folders[0], topics, request.before, is_secured=request.before is not None
         )
         latter = installation(stack, folders[1], topics, None, is_secured=True)
 
         def pair(number: int) -> tuple[Figures, Figures]:
             topic = f"persistent://public/default/bench-{number}"
             if number % 2:
-                second = measure(latter, topic, asked.messages)
-                return measure(former, topic, asked.messages), second
-            first = measure(former, topic, asked.messages)
-            return first, measure(latter, topic, asked.messages)
+                second = measure(latter, topic, request.messages)
+                return measure(former, topic, request.messages), second
+            first = measure(former, topic, request.messages)
+            return first, measure(latter, topic, request.messages)
 
-        pair(asked.pairs)  # what is done for the first time takes longer
-        ratios = compared(asked.pairs, pair)
-    names = ("plain", "secured") if asked.before is None else ("before", "now")
+        pair(request.pairs)  # what is done for the first time takes longer
+        ratios = compared(request.pairs, pair)
+    names = ("plain", "secured") if request.before is None else ("before", "now")
     printed = table(names, ratios)
     print(printed)
-    if asked.output is not None:
+    if request.output is not None:
         about = (
             f"Written by `python -m bench.secured`; do not edit.\n\n- Machine: {describe_machine()}\n"
-            f"- {asked.pairs} pairs of runs in alternation, {asked.messages} messages of 1 KiB each, compared with"
-            f" {asked.compared or 'the same checkout without tokens and TLS'}\n"
+            f"- {request.pairs} pairs of runs in alternation, {request.messages} messages of 1 KiB each, compared with"
+            f" {request.compared or 'the same checkout without tokens and TLS'}\n"
             f"- Load average: {os.getloadavg()[0]:.0f}"
         )
-        put_secured(asked.output, f"{about}\n\n{printed}\n")
+        put_secured(request.output, f"{about}\n\n{printed}\n")
     worst = max(statistics.median(values) for values in ratios.values())
-    return int(asked.before is not None and worst > SLOWER_MAX)
+    return int(request.before is not None and worst > SLOWER_MAX)
 
 
 if __name__ == "__main__":

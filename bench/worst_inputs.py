@@ -39,7 +39,6 @@ from onewriter_broker.desired import BODY_BYTES_MAX as DESIRED_BYTES_MAX
 from onewriter_broker.http.onewriter.publish_body import PARTS_MAX
 from onewriter_broker.http.onewriter.staging import PUBLISH_BODY_BYTES_MAX
 from onewriter_broker.http.site import BODY_BYTES_MAX
-from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_broker.topic.publish.staging import PART_BYTES_MAX
 from onewriter_core.errors import ProtocolError
 from onewriter_core.log_format.staged_rows import MAGIC, PART_FRAMES_MAX
@@ -52,6 +51,7 @@ from onewriter_core.wire.frames import COMMAND_LENGTH_MAX, SLAB_LENGTH_MAX
 from onewriter_core.wire.messages import build_batch, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId
+from onewriter_testing.in_process import InProcessBroker, in_process_broker
 
 GOAL_SECONDS = 0.1
 """What no single input may hold the event loop for, in processor time."""

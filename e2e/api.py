@@ -11,6 +11,7 @@ import json
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -25,6 +26,9 @@ ANSWER_SECONDS = 120.0
 LOG_SECONDS = 3.0
 """Time for a container's log: its node may be gone."""
 
+SILENT_SECONDS = 30.0
+"""Time limit between two lines of a log that is followed."""
+
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 RETRY_SECONDS = 0.5
@@ -33,6 +37,7 @@ TOO_BUSY = frozenset({429, 500, 502, 503, 504})
 _GROUPS = {
     "configmaps": "api/v1",
     "nodes": "api/v1",
+    "persistentvolumeclaims": "api/v1",
     "pods": "api/v1",
     "secrets": "api/v1",
     "services": "api/v1",
@@ -47,6 +52,7 @@ _GROUPS = {
     "exclusivetopics": "apis/onewriter.dev/v1alpha1",
     "producerclaims": "apis/onewriter.dev/v1alpha1",
     "bucketanchors": "apis/onewriter.dev/v1alpha1",
+    "onewriters": "apis/onewriter.dev/v1alpha1",
 }
 
 
@@ -98,11 +104,8 @@ class Api:
         seconds: float = ANSWER_SECONDS,
     ) -> tuple[int, str]:
         """Send one request; return status and text. Raises OSError."""
-        connection = http.client.HTTPConnection("localhost")
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(seconds)
+        connection = self._connection(seconds)
         try:
-            connection.sock.connect(str(self._address))
             content = None if body is None else json.dumps(body)
             connection.request(method, where, content, {"Content-Type": kind})
             answer = connection.getresponse()
@@ -148,15 +151,47 @@ class Api:
         *,
         previous: bool = False,
         seconds: float = LOG_SECONDS,
+        since_seconds: int | None = None,
     ) -> str:
-        """Return a container's log; empty if its node does not answer within ``seconds``."""
-        query = urlencode({"container": container, "previous": str(previous).lower()})
-        where = f"{path('pods', namespace, pod)}/log?{query}"
+        """Return a container's log; empty if its node does not answer within ``seconds``.
+
+        ``since_seconds``: only the lines of this last time.
+        """
+        requests = {"container": container, "previous": str(previous).lower()}
+        requests |= {} if since_seconds is None else {"sinceSeconds": str(since_seconds)}
+        where = f"{path('pods', namespace, pod)}/log?{urlencode(requests)}"
         try:
             status, text = self.ask("GET", where, seconds=seconds)
         except OSError:
             return ""
         return text if status == 200 else ""
+
+    def follow(
+        self, namespace: str, pod: str, container: str, *, since_seconds: int
+    ) -> Iterator[str]:
+        """Yield the lines of a container's log as they are written, until it ends.
+
+        Raises ClusterError, OSError, also if no line follows for a while: the node may be gone.
+        """
+        requests = {"container": container, "follow": "true", "sinceSeconds": str(since_seconds)}
+        connection = self._connection(SILENT_SECONDS)
+        try:
+            connection.request("GET", f"{path('pods', namespace, pod)}/log?{urlencode(requests)}")
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise ClusterError(f"HTTP {answer.status}: {answer.read(500)!r}")
+            for line in answer:
+                yield line.decode(errors="replace").rstrip()
+        finally:
+            connection.close()
+
+    def _connection(self, seconds: float) -> http.client.HTTPConnection:
+        """A connection to kubectl's proxy. Raises OSError."""
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(seconds)
+        connection.sock.connect(str(self._address))
+        return connection
 
 
 def _judged(status: int, text: str) -> Json:

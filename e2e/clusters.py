@@ -1,4 +1,4 @@
-"""The cluster under test: two nodes on this machine, or the cluster of a kubeconfig.
+"""The cluster under test: nodes on this machine, or the cluster of a kubeconfig.
 
 ``USE_EXISTING_CLUSTER=true`` (envtest's variable) selects the cluster of KUBECONFIG, whose nodes must have
 loaded the archives of ``e2e.images`` and of the pipeline's image; ``make kind`` creates one. Otherwise the
@@ -7,6 +7,7 @@ lab is started.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -28,7 +29,7 @@ from tests.cluster.lab import Lab, remove
 Json = dict[str, Any]
 
 STORE_NODE = "lab"
-"""The lab's node with all volumes; a test can lose the other node."""
+"""The lab's node with all volumes, unless the store is a cluster; a test can lose the other node."""
 
 
 def uses_existing() -> bool:
@@ -70,24 +71,30 @@ class TestedCluster:
         """The labels of the only node with volumes; none if every node has them."""
         return {"kubernetes.io/hostname": STORE_NODE} if self.volumes else {}
 
+    def node_of_store_pod(self, shard: int, number: int) -> str:
+        """The lab's node with the volume of a pod of a cluster: the pods of one shard never share a node."""
+        nodes = [STORE_NODE] if self.lab is None else sorted(self.lab.members)
+        return nodes[(shard + number) % len(nodes)]
+
     def load(self, image: Image) -> None:
         """Bring an image to the node that has the volumes; an existing cluster's nodes have it."""
         if self.lab is not None:
             self.lab.import_image(image_archive(image), STORE_NODE)
 
-    def prepare_volume(self, namespace: str, claim: str) -> None:
-        """Create a claim's volume if no StorageClass does."""
+    def prepare_volume(self, namespace: str, claim: str, node: str = STORE_NODE) -> None:
+        """Create a claim's volume, empty and on this node, if no StorageClass does. A claim can get another one later."""
         if not self.volumes:
             return
-        path = self.directory / claim
+        name = next(each for each in _names(claim) if not (self.directory / each).exists())
+        path = self.directory / name
         path.mkdir()
         path.chmod(0o777)
-        node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [STORE_NODE]}
+        where = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
         self.cluster.apply(
             {
                 "apiVersion": "v1",
                 "kind": "PersistentVolume",
-                "metadata": {"name": f"{namespace}-{claim}"},
+                "metadata": {"name": f"{namespace}-{name}"},
                 "spec": {
                     "capacity": {"storage": "1Gi"},
                     "accessModes": ["ReadWriteOnce"],
@@ -96,23 +103,36 @@ class TestedCluster:
                     "storageClassName": "",
                     "claimRef": {"namespace": namespace, "name": claim},
                     "nodeAffinity": {
-                        "required": {"nodeSelectorTerms": [{"matchExpressions": [node]}]}
+                        "required": {"nodeSelectorTerms": [{"matchExpressions": [where]}]}
                     },
                 },
             }
         )
 
 
+def _names(claim: str) -> Iterator[str]:
+    """The names of a claim's volumes, one after the other."""
+    yield claim
+    for number in itertools.count(1):
+        yield f"{claim}.{number}"
+
+
 @contextmanager
-def tested_cluster() -> Iterator[TestedCluster]:
-    """The cluster that the environment asks for; the lab lives as long as the context."""
+def tested_cluster(*, notices_lost_nodes_early: bool, nodes: int) -> Iterator[TestedCluster]:
+    """The cluster that the environment asks for; the lab lives as long as the context.
+
+    ``notices_lost_nodes_early``: see Lab. ``nodes``: of the lab.
+    """
     directory = Path(tempfile.mkdtemp(prefix="onewriter-e2e-"))
     try:
         if uses_existing():
             yield _existing(directory)
         else:
             archive = images.archive()
-            with exclusively("lab", LAB_SECONDS), Lab(directory / "lab") as lab:
+            wanted = Lab(
+                directory / "lab", nodes, notices_lost_nodes_early=notices_lost_nodes_early
+            )
+            with exclusively("lab", LAB_SECONDS), wanted as lab:
                 yield _lab(lab, archive, directory)
     finally:
         remove(directory)

@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def tested() -> Iterator[TestedCluster]:
     """The cluster: the lab, or the one of KUBECONFIG."""
-    with tested_cluster() as found:
+    with tested_cluster(notices_lost_nodes_early=True, nodes=2) as found:
         yield found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
 from typing import Any, Self
 
 from e2e.machines import Machines, NotPossible
@@ -39,12 +38,7 @@ class Faults:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undoing.close()
 
     # ------------------------------------------------------------ one pod
@@ -63,14 +57,14 @@ class Faults:
         logs = f"{self._logs(pod)}/{container}/*.log"
         complaint = f"not within {seconds} s: {words}; it printed:"
         is_late = "test $(date +%s) -gt $end"
-        said = (
+        text = (
             f"end=$(($(date +%s) + {seconds}));"
             f" until grep -qsF '{words}' {logs}; do"
             f" if {is_late}; then echo '{complaint}' >&2; tail -n 40 {logs} >&2; exit 1; fi;"
             f" sleep {SAID_POLL_SECONDS}; done"
         )
         signal = _signal("KILL", [_container(pod, container)])
-        script = f"{said}; {signal}"
+        script = f"{text}; {signal}"
         self._machines.shell(_node(pod), script, seconds + SHELL_SECONDS)
 
     def freeze(self, pod: Json) -> None:
@@ -78,6 +72,12 @@ class Faults:
         going_on = _signal("CONT", _containers(pod), is_needed=False)
         self._undoing.callback(self._undo, pod, going_on)
         self._machines.shell(_node(pod), _signal("STOP", _containers(pod)))
+
+    def freeze_child(self, pod: Json, container: str) -> None:
+        """Stop the children of a container's first process, but not that process, for example a supervisor."""
+        self._machines.shell(
+            _node(pod), _signal("STOP", [_container(pod, container)], only=_IS_CHILD)
+        )
 
     def thaw(self, pod: Json) -> None:
         """Undo ``freeze``."""
@@ -101,17 +101,26 @@ class Faults:
         name = f"{about['namespace']}_{about['name']}_{about['uid']}"
         return f"{self._machines.pod_logs(_node(pod))}/{name}"
 
-    def cut_off(self, pod: Json, ports: str = BROKER_PORTS) -> Callable[[], None]:
-        """Drop the traffic between the pod and ``ports``.
+    def cut_off(
+        self, pod: Json, ports: str = BROKER_PORTS, *, is_server: bool = False
+    ) -> Callable[[], None]:
+        """Drop the traffic between the pod and ``ports`` of others; with ``is_server`` also of the pod itself.
 
-        The rule applies in the pod's own network, so other pods of the node are not affected. The
-        returned function removes it; calling it twice, or after the pod is gone, has no effect.
+        The rule applies in the pod's own network, so other pods of the node are not affected. Connections of a server
+        within its pod stay. The returned function removes it; calling it twice, or after the pod is gone, has
+        no effect.
         """
         match = "-p tcp -m multiport"
+        outward, inward = ("OUTPUT ! -o lo", "INPUT ! -i lo") if is_server else ("OUTPUT", "INPUT")
         rules = [
-            f"OUTPUT {match} --dports {ports} -j DROP",
-            f"INPUT {match} --sports {ports} -j DROP",
+            f"{outward} {match} --dports {ports} -j DROP",
+            f"{inward} {match} --sports {ports} -j DROP",
         ]
+        if is_server:
+            rules += [
+                f"{outward} {match} --sports {ports} -j DROP",
+                f"{inward} {match} --dports {ports} -j DROP",
+            ]
 
         removed = "; ".join(f"while $firewall -D {rule} 2>/dev/null; do :; done" for rule in rules)
         healing = _in_network(pod, f'test -n "$process" || exit 0; {removed}')
@@ -204,8 +213,16 @@ def _in_network(pod: Json, script: str) -> str:
     return f'{process}; firewall="nsenter -t $process -n iptables -w {FIREWALL_SECONDS}"; {script}'
 
 
-def _signal(name: str, containers: list[str], *, is_needed: bool = True) -> str:
-    """Return a script that signals each process. Single ones may have ended meanwhile, but at least one must exist."""
+_IS_CHILD = 'echo $found | grep -qw "$(sed -n "s/^PPid:[[:space:]]*//p" /proc/$each/status)"'
+"""A condition in a script: the parent of the process is in the container, too."""
+
+
+def _signal(name: str, containers: list[str], *, is_needed: bool = True, only: str = "") -> str:
+    """Return a script that signals each process. Single ones may have ended meanwhile, but at least one must exist.
+
+    ``only``: a condition for each process.
+    """
     listed = f"found=$({_processes(containers)})"
     needed = 'test -n "$found"; ' if is_needed else ""
-    return f"{listed}; {needed}for each in $found; do kill -{name} $each || true; done"
+    chosen = f"{only} || continue; " if only else ""
+    return f"{listed}; {needed}for each in $found; do {chosen}kill -{name} $each || true; done"

@@ -12,12 +12,13 @@ from typing import Any
 
 from e2e import log
 from e2e.api import Api, path
-from e2e.clusters import TestedCluster
+from e2e.clusters import STORE_NODE, TestedCluster
 from e2e.manifests import PROGRAMS
 from tests.cluster import commands, images
 from tests.cluster.control_plane import COMMAND_SECONDS, WAIT_SECONDS, ClusterError
 
 from onewriter_broker.ownership.placement import rendezvous
+from onewriter_core.cluster_views import SlotMap, first_slot, parse_view
 from onewriter_core.ids import TopicName, bucket_of
 
 Json = dict[str, Any]
@@ -105,7 +106,12 @@ class Installation:
 
     def install(self) -> None:
         """Install, and wait as helm does, until topics can be declared."""
-        self._tested.prepare_volume(NAMESPACE, f"data-{RELEASE}-valkey-0")
+        for pod in self.store_pods:
+            node = STORE_NODE
+            if self.shards > 1:
+                shard, number = (int(part) for part in pod.split("-")[-2:])
+                node = self._tested.node_of_store_pod(shard, number)
+            self._tested.prepare_volume(NAMESPACE, claim_of(pod), node)
         namespace = {"name": NAMESPACE, "labels": RESTRICTED}
         self.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": namespace})
         self.upgrade(CHART)
@@ -126,6 +132,39 @@ class Installation:
         self.helm("uninstall", RELEASE)
         self.cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
+    # ------------------------------------------------------------ the store
+
+    @property
+    def shards(self) -> int:
+        """The number of shards of the store."""
+        return int(self.values.get("store", {}).get("shards", 1))
+
+    @property
+    def store_pods(self) -> list[str]:
+        """The names of the store's pods. In a cluster each primary has one replica."""
+        name = f"{RELEASE}-valkey"
+        if self.shards == 1:
+            return [f"{name}-0"]
+        return [f"{name}-{shard}-{number}" for shard in range(self.shards) for number in range(2)]
+
+    def primary_of(self, shard: int) -> Json:
+        """The pod that serves the hash slots of a shard of the cluster, as a ready process knows it."""
+        asked = next(pod["metadata"]["name"] for pod in self.pods("valkey") if is_ready(pod))
+        where = ("exec", asked, "--container=valkey", "--", "cat", "/data/nodes.conf")
+        printed = self.cluster.kubectl(*where, namespace=NAMESPACE, seconds=EXEC_SECONDS).stdout
+        nodes = [line for line in printed.splitlines() if not line.startswith("vars ")]
+        view = parse_view("\n".join(nodes), (asked, 0))
+        found = SlotMap([view]).primary_of(first_slot(shard, self.shards))
+        if found is None:
+            raise ClusterError(f"shard {shard} has no primary\n{printed}")
+        return self.pod(found.host.partition(".")[0])
+
+    def conditions(self) -> dict[str, str]:
+        """The conditions of the installation's object, as ``True/Ready``."""
+        found = self.api.get("onewriters", NAMESPACE, RELEASE) or {}
+        listed = found.get("status", {}).get("conditions", ())
+        return {each["type"]: f"{each['status']}/{each['reason']}" for each in listed}
+
     # ------------------------------------------------------------ components
 
     def pods(self, component: str) -> list[Json]:
@@ -138,7 +177,7 @@ class Installation:
         """Whether all components exist and are ready."""
         wanted = {
             "broker": self.values["brokers"]["replicas"],
-            "valkey": 1,
+            "valkey": len(self.store_pods),
             "operator": 2,
         }
         return all(
@@ -228,6 +267,31 @@ class Installation:
             owner == rendezvous(bucket, names) for bucket, owner in owners.items()
         )
 
+    def place_broker(self, name: str, node: str) -> None:
+        """Bring a broker to a node, unless it runs there: it starts again while all other nodes are closed."""
+        former = self.pod(name)
+        if former["spec"]["nodeName"] == node:
+            return
+        closed = sorted(set(self.cluster.names("nodes")) - {node})
+        self.cluster.kubectl("cordon", *closed)
+        try:
+            self.api.delete("pods", NAMESPACE, name)
+            self._until_another(former)
+        finally:
+            self.cluster.kubectl("uncordon", *closed)
+
+    def _until_another(self, former: Json) -> None:
+        """Wait until another pod has the name of this one, and is ready."""
+        about = former["metadata"]
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            found = self.api.get("pods", NAMESPACE, about["name"])
+            if found is not None and found["metadata"]["uid"] != about["uid"] and is_ready(found):
+                return
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{about['name']} does not come back\n{self.diagnostics()}")
+            time.sleep(POLL_SECONDS)
+
     def run_in_broker(self, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command in a ready broker's pod, which has the configuration of the store.
 
@@ -261,8 +325,9 @@ class Installation:
 
     def diagnostics(self) -> str:
         """Diagnostics for a failure."""
-        asked = (
+        requests = (
             ("get", "nodes"),
+            ("get", "onewriters", "-o", "yaml"),
             ("get", "pods,statefulsets,leases", "-o", "wide"),
             ("get", "events", "--sort-by=.lastTimestamp"),
             *(
@@ -270,7 +335,12 @@ class Installation:
                 for part in ("operator", "broker", "valkey", "readiness")
             ),
         )
-        return self.cluster.diagnostics(*asked, namespace=NAMESPACE)
+        return self.cluster.diagnostics(*requests, namespace=NAMESPACE)
+
+
+def claim_of(store_pod: str) -> str:
+    """The claim of a store pod's volume."""
+    return f"data-{store_pod}"
 
 
 def is_ready(one: Json) -> bool:

@@ -67,7 +67,7 @@ class Machines(Protocol):
 
 
 class LabMachines:
-    """The lab's two nodes, of which only the second has a cable."""
+    """The lab's nodes, of which only the first has no cable."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -76,16 +76,16 @@ class LabMachines:
         return self._lab.shell(script, node, seconds=seconds)
 
     def can_lose(self, node: str) -> bool:
-        return node == "lab2"
+        return node != "lab"
 
     def pull_cable(self, node: str) -> None:
         if not self.can_lose(node):
             raise NotPossible(f"{node} is the control plane: it has no cable to pull")
-        self._lab.cut_node2()
+        self._lab.cut(node)
 
     def plug_in(self, node: str) -> None:
         if self.can_lose(node):
-            self._lab.heal_node2()
+            self._lab.heal(node)
 
     def stop_kubelet(self, node: str) -> None:
         self._signal_kubelet(node, signal.SIGSTOP)

@@ -21,6 +21,9 @@ SIDECAR = "sidecar"
 KINDS = (STOCK, SIDECAR)
 """The kinds of writers: with Pulsar's own client, and through the injected sidecar."""
 
+RELAYED = "relayed"
+"""A third kind: Pulsar's own client through the relay of an injected sidecar."""
+
 
 PATIENT: Json = {"detection": {"pingIntervalSeconds": 10}}
 """For topics of tests that do not test silence: a slow machine must not cost a writer its topic."""
@@ -141,6 +144,10 @@ def _template(
             "TOKEN_FILE": "/run/identity/token",
             "CA_FILE": f"/programs/{AUTHORITY}",
         }
+    elif writer == RELAYED:
+        labels["onewriter.dev/inject"] = "true"
+        annotations["onewriter.dev/relay"] = "true"
+        environment |= {"TOPIC": topic}
     else:
         labels["onewriter.dev/inject"] = "true"
         annotations["onewriter.dev/topic"] = topic
@@ -149,7 +156,7 @@ def _template(
         "name": "writer",
         "image": images.TAG,
         "imagePullPolicy": "Never",
-        "command": ["python", f"/programs/{writer}_writer.py"],
+        "command": ["python", f"/programs/{STOCK if writer == RELAYED else writer}_writer.py"],
         "env": [own, *({"name": key, "value": value} for key, value in environment.items())],
         "ports": [{"containerPort": PORT}],
         "readinessProbe": {"httpGet": {"path": "/", "port": PORT}, "periodSeconds": 1},

@@ -135,8 +135,8 @@ class Run:
 
     def diagnostics(self) -> str:
         """Return diagnostics for a failure."""
-        asked = (
+        requests = (
             ("describe", "pods", f"--selector=job-name={self.name}"),
             ("logs", f"--selector=job-name={self.name}", "--tail=40", "--prefix"),
         )
-        return self._installation.cluster.diagnostics(*asked, namespace=NAMESPACE)
+        return self._installation.cluster.diagnostics(*requests, namespace=NAMESPACE)

@@ -25,10 +25,10 @@ def test_the_installation_runs_in_a_namespace_that_enforces_the_restricted_stand
 
 
 def test_helm_test_proves_the_refusal(installation: Installation) -> None:
-    said = installation.helm("test", "onewriter", "--filter=name=onewriter-test", "--logs")
-    assert re.search(r"claimed: epoch \d+", said)
-    assert "the former writer is refused" in said
-    assert "is not given again" in said
+    output = installation.helm("test", "onewriter", "--filter=name=onewriter-test", "--logs")
+    assert re.search(r"claimed: epoch \d+", output)
+    assert "the former writer is refused" in output
+    assert "is not given again" in output
 
 
 def test_the_examples_are_ready_and_kubectl_shows_them(world: World) -> None:
@@ -53,8 +53,8 @@ def test_every_field_is_explained(world: World) -> None:
         "exclusivetopics.status.fencedPods.outcome",
         "producerclaims.spec.subject",
     ):
-        said = world.cluster.kubectl("explain", path).stdout
-        assert description(path) in " ".join(said.split()), path
+        output = world.cluster.kubectl("explain", path).stdout
+        assert description(path) in " ".join(output.split()), path
 
 
 def description(path: str) -> str:
@@ -70,9 +70,9 @@ def description(path: str) -> str:
 
 def test_a_wrong_manifest_is_refused_by_field_and_rule(world: World) -> None:
     wrong = manifests.topic("wrong", promotion={"policy": "Loudest"})
-    said = world.cluster.apply(wrong, namespace=world.namespace, check=False)
-    assert "spec.promotion.policy" in said
-    assert "Loudest" in said
+    answer = world.cluster.apply(wrong, namespace=world.namespace, check=False)
+    assert "spec.promotion.policy" in answer
+    assert "Loudest" in answer
 
 
 def test_a_claim_for_a_topic_that_is_not_there_waits_for_it(world: World) -> None:

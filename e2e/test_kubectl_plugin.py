@@ -79,7 +79,7 @@ def test_orders_through_the_operator_and_past_it(plugin: Plugin, writers: Writer
     assert writers.settled().uid == writing_pod.uid
 
 
-def test_the_report_is_whole_and_tells_no_secret(plugin: Plugin, tmp_path: Path) -> None:
+def test_the_report_is_complete_and_contains_no_secret(plugin: Plugin, tmp_path: Path) -> None:
     path = tmp_path / "report.tar.gz"
     plugin("report", f"--file={path}")
     with tarfile.open(path) as archive:
@@ -91,10 +91,10 @@ def test_the_report_is_whole_and_tells_no_secret(plugin: Plugin, tmp_path: Path)
     assert "errors.txt" not in texts, texts["errors.txt"]
     pods = texts["installation/pods.txt"].split()
     for part, word in (("broker", "onewriter_buckets_owned"), ("operator", "onewriter_leader")):
-        mine = [pod for pod in pods if pod.startswith(f"{RELEASE}-{part}-")]
-        assert mine
-        assert all(word in texts[f"pods/{pod}/metrics.txt"] for pod in mine)
-        assert all(texts[f"pods/{pod}/{part}.log"] for pod in mine)
+        own = [pod for pod in pods if pod.startswith(f"{RELEASE}-{part}-")]
+        assert own
+        assert all(word in texts[f"pods/{pod}/metrics.txt"] for pod in own)
+        assert all(texts[f"pods/{pod}/{part}.log"] for pod in own)
     assert f"pods/{RELEASE}-valkey-0/valkey.log" in texts
     secret = plugin.cluster.get("secret", f"{RELEASE}-valkey-password", namespace=NAMESPACE)
     whole = "\n".join(texts.values())

@@ -60,7 +60,7 @@ def holder_of_the_topic(writers: Writers) -> str:
     return "onewriter-sidecar" if writers.name == SIDECAR else "writer"
 
 
-def test_a_fence_in_words_deposes_and_lets_the_pod_live(
+def test_a_fence_annotation_deposes_the_holder_and_keeps_its_pod(
     world: World, all_writers: list[Writers]
 ) -> None:
     formers = settled(all_writers)

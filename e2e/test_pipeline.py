@@ -51,11 +51,11 @@ class History:
             return phase if phase in {"Succeeded", "Failed"} else ""
 
         phase = until(ended, self.world.diagnostics)
-        said = until(
+        answer = until(
             lambda: self.world.api.log(self.world.namespace, name, "writer", seconds=ANSWER_SECONDS)
         )
-        assert phase == "Succeeded", said
-        self.written += int(json.loads(said.splitlines()[-1])["written"])
+        assert phase == "Succeeded", answer
+        self.written += int(json.loads(answer.splitlines()[-1])["written"])
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,10 @@ def test_helm_test_takes_ten_rows_to_a_topic_and_back(
     installation: Installation, pipeline: Pipeline
 ) -> None:
     del pipeline  # the fixture has loaded the image
-    said = installation.helm("test", "onewriter", "--filter=name=onewriter-test-pipeline", "--logs")
-    assert "10 rows, each once, of one epoch" in said
+    output = installation.helm(
+        "test", "onewriter", "--filter=name=onewriter-test-pipeline", "--logs"
+    )
+    assert "10 rows, each once, of one epoch" in output
 
 
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(
@@ -97,15 +99,15 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(
 
 
 def test_the_audit_finds_one_writer_at_a_time(history: History, pipeline: Pipeline) -> None:
-    said = pipeline.run("audit")
-    assert history.topic in said
-    assert "holds" in said
+    output = pipeline.run("audit")
+    assert history.topic in output
+    assert "holds" in output
 
 
 def test_entries_in_the_table_leave_the_store(history: History, pipeline: Pipeline) -> None:
     """The job has its own account. The ledger of the epoch that has not ended remains in the store."""
-    said = pipeline.run("trim")
-    (line,) = [line for line in said.splitlines() if "trimmed below" in line]
+    output = pipeline.run("trim")
+    (line,) = [line for line in output.splitlines() if "trimmed below" in line]
     assert line.startswith(f"{history.topic}: trimmed below ")
     assert f" {(TENURES - 1) * MESSAGES} messages verified" in line
     assert "the current ledger stays" in line

@@ -56,8 +56,8 @@ class Team:
         done = self._cluster.kubectl(
             *(*where, *verbs), stdin=PROGRAM, namespace=self.namespace, seconds=VERBS_SECONDS
         )
-        said: Json = json.loads(done.stdout.splitlines()[-1])
-        return said
+        output: Json = json.loads(done.stdout.splitlines()[-1])
+        return output
 
     def asks(self, *command: str, of: str = "", document: Json | None = None) -> str:
         """Return the API server's refusal of the user's request; empty if it is accepted."""
@@ -78,8 +78,8 @@ def owner(world: World) -> Team:
     found = Team(world, world.namespace)
     world.apply(manifests.topic("ledger"), manifests.claim("ledger"))
     until_word(world, world.namespace, "ledger", "Ready")
-    said = found.does(topic_of(world), "write")
-    assert said["write"] == {"subscribed": "made", **dict.fromkeys(WRITTEN, "written")}
+    answer = found.does(topic_of(world), "write")
+    assert answer["write"] == {"subscribed": "made", **dict.fromkeys(WRITTEN, "written")}
     return found
 
 
@@ -135,18 +135,18 @@ def is_shut_out(rival: Team, topic: str) -> None:
     """Check that the team's pod can access nothing of the topic."""
     reported = rival.does(topic, "write", "read", "move", "administer")
     assert sorted(reported) == ["administer", "move", "read", "write"]
-    for verb, said in reported.items():
-        wire = {what: answer for what, answer in said.items() if not isinstance(answer, int)}
+    for verb, result in reported.items():
+        wire = {what: answer for what, answer in result.items() if not isinstance(answer, int)}
         assert set(wire.values()) <= {"AuthorizationError"}, (verb, wire)
-        rest = {what: answer for what, answer in said.items() if what not in wire}
+        rest = {what: answer for what, answer in result.items() if what not in wire}
         assert rest == dict.fromkeys(rest, 403), verb
 
 
 def is_as_written(owner: Team, topic: str) -> None:
     """Check that its own team reads it, and that the subscription is where it was."""
-    said = owner.does(topic, "read")["read"]
-    assert said.pop("consumer") == said.pop("reader") == WRITTEN
-    assert said == dict.fromkeys(said, 200)
+    answer = owner.does(topic, "read")["read"]
+    assert answer.pop("consumer") == answer.pop("reader") == WRITTEN
+    assert answer == dict.fromkeys(answer, 200)
 
 
 def test_a_pod_of_another_team_neither_reads_nor_changes_it(
@@ -159,8 +159,8 @@ def test_a_pod_of_another_team_neither_reads_nor_changes_it(
 def test_an_editor_of_another_namespace_declares_and_changes_nothing_here(
     world: World, owner: Team, rival: Team
 ) -> None:
-    said = rival.asks("create", document=recreated_topic(world))
-    assert f"does not belong to namespace {rival.namespace}" in said
+    answer = rival.asks("create", document=recreated_topic(world))
+    assert f"does not belong to namespace {rival.namespace}" in answer
     assert NO_RIGHT in rival.asks("create", of=owner.namespace, document=manifests.claim("theirs"))
     for command in (
         ("get", "xt", "ledger"),
@@ -192,6 +192,6 @@ def test_an_object_that_got_past_the_policy_adopts_and_deletes_nothing(
     assert owner.asks("create", document=manifests.claim("ledger")) == ""
     until_word(world, owner.namespace, "ledger", "Ready")
     is_as_written(owner, topic_of(world))
-    said = owner.does(topic_of(world), "administer", "move")
-    assert set(said["administer"].values()) == {403}, "that is the operator's"
-    assert max(said["move"].values()) < 300, "so it was right that 403 kept the rival from it"
+    answer = owner.does(topic_of(world), "administer", "move")
+    assert set(answer["administer"].values()) == {403}, "that is the operator's"
+    assert max(answer["move"].values()) < 300, "so it was right that 403 kept the rival from it"

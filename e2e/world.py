@@ -15,6 +15,10 @@ from e2e.installation import NAMESPACE, RELEASE, RESTRICTED, Installation
 from e2e.log import Tally
 from e2e.writers import Writers
 
+from onewriter_broker.log.store.keys import Keys
+from onewriter_core.cluster_views import first_slot, slot_of
+from onewriter_core.ids import TopicName
+
 Json = dict[str, Any]
 
 SERVICE_URL = f"pulsar+ssl://{RELEASE}-broker.{NAMESPACE}.svc.cluster.local:6651"
@@ -33,6 +37,8 @@ class World:
         self.namespace = f"{short}-{uuid.uuid4().hex[:5]}"
         self.tally = tally
         self._cast: list[Writers] = []
+        self.checks_at_end = True
+        """Whether the logs are checked at the end of the context; not after a test that lost the store's volume."""
 
     def __enter__(self) -> Self:
         about = {"name": self.namespace, "labels": RESTRICTED}
@@ -42,7 +48,7 @@ class World:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None:
+            if kind is None and self.checks_at_end:
                 self.check_logs()
         finally:
             self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=false")
@@ -95,6 +101,17 @@ class World:
         """Return a topic's name that this broker serves now."""
         return self._name_served(stem, lambda owner: owner == broker)
 
+    def name_in_shard(self, shard: int, stem: str) -> str:
+        """Return a topic's name that this shard of the store's cluster stores."""
+        keys, shards = Keys(len(self.installation.owners())), self.installation.shards
+        slots = range(first_slot(shard, shards), first_slot(shard + 1, shards))
+        for number in range(100):
+            name = f"{stem}-{number}"
+            topic = TopicName.parse(f"persistent://{self.namespace}/default/{name}")
+            if slot_of(keys.unit(keys.bucket(topic))) in slots:
+                return name
+        raise AssertionError(f"no bucket is in shard {shard}")
+
     def _name_served(self, stem: str, is_right: Callable[[str], bool]) -> str:
         owners = []
         for number in range(100):
@@ -106,15 +123,16 @@ class World:
 
     def check_logs(self) -> None:
         """Check the logs of all topics of the tests; see Writers.check."""
-        for each in self._cast:
+        checked = [each for each in self._cast if each.is_checked]
+        for each in checked:
             each.record_logs()
-        stored = self.installation.logs(*(each.topic for each in self._cast))
-        for each in self._cast:
+        stored = self.installation.logs(*(each.topic for each in checked))
+        for each in checked:
             each.check(stored[each.topic], self.tally)
 
     def diagnostics(self) -> str:
         """Diagnostics for a failure."""
-        asked = (
+        requests = (
             ("get", "xt,pclaim,pods,pdb", "-o", "wide"),
             ("get", "events.events.k8s.io", "--sort-by=.metadata.creationTimestamp"),
             *(
@@ -122,5 +140,5 @@ class World:
                 for each in self._cast
             ),
         )
-        reported = self.cluster.diagnostics(*asked, namespace=self.namespace)
+        reported = self.cluster.diagnostics(*requests, namespace=self.namespace)
         return f"{reported}\n{self.installation.diagnostics()}"

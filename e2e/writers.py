@@ -19,6 +19,9 @@ WAIT_SECONDS = 300.0
 
 POLL_SECONDS = 0.2
 
+SPREAD_ATTEMPTS_MAX = 5
+"""How often a waiting pod is deleted so that the next one is scheduled on another node."""
+
 
 def until(
     holds: Callable[[], Found | None],
@@ -68,6 +71,8 @@ class Writers:
         self._refused: dict[str, int] = {}
         self._turned_away: dict[str, int] = {}
         self._recorded: list[Json] = []
+        self.is_checked = True
+        """Whether the log is checked at the end; not if the topic's durability allows losses."""
 
     # ------------------------------------------------------------ the state in the API
 
@@ -106,8 +111,9 @@ class Writers:
         return any(pod["metadata"]["uid"] == uid for pod in found)
 
     def outcomes(self) -> dict[str, str]:
-        """Return the outcomes of fenced pods, by their uid."""
-        return {pod["podUID"]: pod["outcome"] for pod in self.status().get("fencedPods", ())}
+        """Return the outcomes of fenced pods, by their uid; of a pod that was fenced twice, the newest one."""
+        listed = self.status().get("fencedPods", ())
+        return {pod["podUID"]: pod["outcome"] for pod in reversed(listed)}
 
     def until_outcome(self, former: WritingPod, *expected: str) -> None:
         """Wait for one of these outcomes for the pod that was fenced."""
@@ -116,25 +122,25 @@ class Writers:
     def events(self, reason: str) -> list[str]:
         """Return the texts of Events with this reason about the topic or its claim."""
         found = self._api.list("events", self.namespace)
-        mine = [each for each in found if each.get("regarding", {}).get("name") == self.name]
-        return [str(each.get("note", "")) for each in mine if each["reason"] == reason]
+        own = [each for each in found if each.get("regarding", {}).get("name") == self.name]
+        return [str(each.get("note", "")) for each in own if each["reason"] == reason]
 
     def evictions(self, former: WritingPod) -> int:
         """Return how often Events report that this pod was evicted, whichever component wrote them."""
         found = self._api.list("events", self.namespace)
-        said = [each for each in found if each["reason"] == "PodEvicted"]
-        about = [each for each in said if f"Pod {former.name} " in each.get("note", "")]
+        lines = [each for each in found if each["reason"] == "PodEvicted"]
+        about = [each for each in lines if f"Pod {former.name} " in each.get("note", "")]
         return sum((each.get("series") or {}).get("count", 1) for each in about)
 
     def not_created(self) -> list[str]:
         """Return why pods of the workload could not be created, from its ReplicaSet."""
         found = self._api.list("events", self.namespace)
-        mine = [
+        own = [
             each
             for each in found
             if each.get("regarding", {}).get("name", "").startswith(f"{self.name}-")
         ]
-        return [str(each.get("note", "")) for each in mine if each["reason"] == "FailedCreate"]
+        return [str(each.get("note", "")) for each in own if each["reason"] == "FailedCreate"]
 
     def until_event(self, reason: str) -> None:
         """Wait for an Event of this reason."""
@@ -162,8 +168,8 @@ class Writers:
         if epoch <= after or not holder.get("podUID"):
             return None
         found = self._api.list("pods", self.namespace, app=self.name)
-        mine = [pod for pod in found if pod["metadata"]["uid"] == holder["podUID"]]
-        return WritingPod(epoch, mine[0]) if mine else None
+        own = [pod for pod in found if pod["metadata"]["uid"] == holder["podUID"]]
+        return WritingPod(epoch, own[0]) if own else None
 
     def until_epoch(self, epoch: int) -> None:
         """Wait until the topic epoch has reached this number."""
@@ -196,8 +202,20 @@ class Writers:
         return until(found, self.status)
 
     def leads_on(self, node: str) -> WritingPod:
-        """Let the pod on this node lead: another leader is deleted, and hands over."""
+        """Let the pod on this node lead: another leader is deleted, and hands over.
+
+        After the loss of a node both pods may run on the node that was left. Then the waiting pod is
+        deleted, until its successor runs on the other node.
+        """
         writing_pod = self.settled()
+        for _ in range(SPREAD_ATTEMPTS_MAX):
+            pods = self.pods()
+            if any(pod["spec"]["nodeName"] == node for pod in pods):
+                break
+            for pod in pods:
+                if pod["metadata"]["uid"] != writing_pod.uid:
+                    self._api.delete("pods", self.namespace, pod["metadata"]["name"])
+            writing_pod = self.settled()
         if writing_pod.node != node:
             self._api.delete("pods", self.namespace, writing_pod.name)
             self.succeeded(writing_pod)
@@ -213,12 +231,12 @@ class Writers:
         for pod in self._recorded:
             name = pod["metadata"]["name"]
             for previous in (False, True):
-                said = self._api.log(self.namespace, name, "writer", previous=previous)
-                self._note(pod, said)
-                times = log.refused(said)
+                answer = self._api.log(self.namespace, name, "writer", previous=previous)
+                self._note(pod, answer)
+                times = log.refused(answer)
                 who = f"{pod['metadata']['uid']} {previous}"
                 self._refused[who] = max(times, self._refused.get(who, 0))
-                times = log.turned_away(said)
+                times = log.turned_away(answer)
                 self._turned_away[who] = max(times, self._turned_away.get(who, 0))
 
     def record_node_logs(self, faults: Faults) -> None:

@@ -36,8 +36,8 @@ async def wait_and_capture(url: str, topic: str, database: Path, name: str, prio
         Client(url) as client,
         client.lead(topic, priority=priority, identity=name, read_predecessor=True) as leadership,
     ):
-        said = leadership.predecessor
-        row = said.metadata["row"] if said is not None and said.metadata else 0
+        answer = leadership.predecessor
+        row = answer.metadata["row"] if answer is not None and answer.metadata else 0
         print(f"{name} leads epoch {leadership.epoch}, behind row {row}", flush=True)
         await capture(leadership, database, row)
 
@@ -91,12 +91,14 @@ async def play(url: str, topic: str, database: Path) -> None:
             if len(captured) == KILLED_AT_ROW:
                 primary.kill()
                 print(f"primary was killed, row {captured[-1]} was read", flush=True)
-        said = await client.leader(topic)
+        announced = await client.leader(topic)
     await asyncio.to_thread(standby.join)
     assert captured == list(range(1, ROWS + 1)), captured
-    assert said is not None
-    assert (said.identity, said.metadata) == ("standby", {"row": ROWS})
-    print(f"{ROWS} rows, each one message, in order; {said.identity} wrote the last", flush=True)
+    assert announced is not None
+    assert (announced.identity, announced.metadata) == ("standby", {"row": ROWS})
+    print(
+        f"{ROWS} rows, each one message, in order; {announced.identity} wrote the last", flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -189,9 +189,9 @@ class Writers:
 
     def _ask(self) -> Future[Any]:
         """Get in line; the result is there when it is our turn."""
-        asked = self._line.submit(self._producer, Mode.WaitForExclusive)
+        request = self._line.submit(self._producer, Mode.WaitForExclusive)
         time.sleep(IN_LINE_SECONDS)
-        return asked
+        return request
 
 
 def play_all(writers: Iterable[Writers], rounds: int) -> None:
@@ -228,11 +228,11 @@ class Tour:
         """Run ``onewriter-pipeline`` with these words; its JSON document."""
         began = time.monotonic()
         print(f"== onewriter-pipeline {' '.join(words)}", flush=True)
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             ended = run([*words, *self._access, "-o", "json"])
         seconds = time.monotonic() - began
         self._findings.check(f"exit code {ended}, {seconds:.1f} s", holds=ended == code)
-        return json.loads(said.getvalue())
+        return json.loads(output.getvalue())
 
     def offload(self) -> None:
         """All there is, then what came since."""

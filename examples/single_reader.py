@@ -45,22 +45,22 @@ async def play(url: str, topic: str) -> None:
             assert isinstance(denied.end, Refused)
             print(f"first owns it, generation {owned.generation}; second: {denied.end}", flush=True)
 
-        (theirs,) = await second.own(GROUP, [topic], identity="second")
-        reader = await theirs.subscribe()
+        (other,) = await second.own(GROUP, [topic], identity="second")
+        reader = await other.subscribe()
         handled += await handle(reader, 10)
         held = await reader.receive()
-        print(f"second went on, generation {theirs.generation}, and holds {held.content!r}")
+        print(f"second went on, generation {other.generation}, and holds {held.content!r}")
 
-        (mine,) = await first.own(GROUP, [(topic, theirs.generation + 1)], identity="first")
-        assert isinstance(await theirs.lost, Fenced)
+        (own,) = await first.own(GROUP, [(topic, other.generation + 1)], identity="first")
+        assert isinstance(await other.lost, Fenced)
         try:
             await reader.acknowledge(held)
         except OnewriterError as error:
-            print(f"first took it, generation {mine.generation}; second's acknowledgement: {error}")
+            print(f"first took it, generation {own.generation}; second's acknowledgement: {error}")
         else:
             raise AssertionError("a former owner acknowledged a message")
-        handled += await handle(await mine.subscribe(), 10)
-        await mine.release()
+        handled += await handle(await own.subscribe(), 10)
+        await own.release()
     assert handled == list(range(30)), handled
     print("30 messages by two readers in turn, each handled once", flush=True)
 

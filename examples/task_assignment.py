@@ -33,27 +33,27 @@ def process(url: str, topic: str, name: str) -> None:
 
 async def work(url: str, topic: str, name: str) -> None:
     """Take tasks, until killed."""
-    mine: dict[str, Ownership] = {}
+    own: dict[str, Ownership] = {}
     async with Client(url) as client, asyncio.TaskGroup() as running:
         while True:
-            mine = {task: owned for task, owned in mine.items() if owned.is_owned}
-            others = [task for task in TASKS if task not in mine]
+            own = {task: owned for task, owned in own.items() if owned.is_owned}
+            others = [task for task in TASKS if task not in own]
             for task in random.sample(others, len(others)):
                 # Without a generation it takes only tasks without an owner.
                 (owned,) = await client.own(topic, [task], identity=name)
                 if owned.is_owned:
-                    mine[task] = owned
+                    own[task] = owned
                     running.create_task(do(owned, owned.guarded(topic), name))
                     break
-            await asyncio.sleep(0.05 * (1 + len(mine)))
+            await asyncio.sleep(0.05 * (1 + len(own)))
 
 
 async def do(task: Ownership, progress: Guarded, name: str) -> None:
     """The task itself: it reports progress until another worker owns it."""
-    said = {"worker": name, "generation": str(task.generation)}
+    answer = {"worker": name, "generation": str(task.generation)}
     with contextlib.suppress(Fenced, Closed):
         while True:
-            await progress.send(b"", key=task.resource, properties=said)
+            await progress.send(b"", key=task.resource, properties=answer)
             await asyncio.sleep(0.1)
 
 

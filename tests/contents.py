@@ -14,12 +14,12 @@ from typing import Any, Generic, TypeVar, overload
 from onewriter_broker.log.store.api import Block, Marker, OwnedRecord, StoredBlock, Unit
 from onewriter_broker.log.store.blocks import decode_entry
 from onewriter_broker.log.store.compacted import CompactedBlock, decode_block, head_of
-from onewriter_broker.log.store.fake.commands import shown, stream_id
-from onewriter_broker.log.store.fake.keyspace import Fields, Hash, Keyspace, Stream
-from onewriter_broker.log.store.fake.server import FakeNode
 from onewriter_broker.log.store.keys import MEMBERS
 from onewriter_core.ids import TopicName
 from onewriter_core.log_format.integers import pack_u32
+from onewriter_testing.fake_store.commands import shown, stream_id
+from onewriter_testing.fake_store.keyspace import Fields, Hash, Keyspace, Stream
+from onewriter_testing.fake_store.server import FakeNode
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -281,7 +281,7 @@ class Owned(View, MutableMapping[str, OwnedRecord]):
 
     @property
     def _owners(self) -> HashView:
-        return HashView(self.contents, self.key + b"ers")
+        return HashView(self.contents, self.key + b"ers")  # "own" becomes "owners"
 
     def __getitem__(self, name: str) -> OwnedRecord:
         return OwnedRecord(int(self.hash[name.encode()]), self._owners.get(name, ""))
@@ -319,6 +319,7 @@ class Units(MutableMapping[int, Unit]):
             last_ledger=int(fields.get("lastLedger", "0")),
             birthmark=fields.get("born", ""),
             format=int(fields.get("format", "0")),
+            note=fields.get("replid", ""),
         )
 
     def __setitem__(self, bucket: int, unit: Unit) -> None:

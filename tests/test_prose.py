@@ -28,7 +28,7 @@ def test_rule_rejects_and_accepts_its_examples(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.write[:30])
-def test_what_a_rule_asks_to_write_passes_the_other_rules(rule: Rule) -> None:
+def test_the_wording_that_a_rule_proposes_passes_the_other_rules(rule: Rule) -> None:
     others = [each for each in RULES if each is not rule]
     assert list(checker.find("x.md", Text(1, "docs", rule.write), others)) == []
 

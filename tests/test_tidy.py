@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import subprocess
 from pathlib import Path
@@ -53,8 +54,9 @@ def test_every_test_file_has_a_name_of_its_own() -> None:
     assert len(names) == len(set(names))
 
 
-SAME_CLASS_NAME = {"onewriter": "onewriter/sync/"}
-"""Packages in which a folder has classes that are named after others on purpose: the facade without asyncio."""
+SAME_CLASS_NAME = {"onewriter": "onewriter/sync/", "onewriter_core": "onewriter_core/kubernetes/"}
+"""Packages in which a folder has classes that are named after others on purpose: the facade without asyncio, and the
+values that are parsed from objects of Kubernetes, named after the models of the same parts in ``onewriter_core.api``."""
 
 
 def test_a_package_defines_each_public_class_name_once() -> None:
@@ -110,26 +112,49 @@ def test_every_link_within_the_tree_leads_somewhere() -> None:
     assert {page: links for page, links in pages.items() if links} == {}
 
 
-PATCHED_CONSTANTS = {"tests/script_bugs.py"}
-"""Files that may replace constants: planted bugs replace the scripts that the fake server executes."""
+PATCHED_CONSTANTS = {"tests/script_bugs.py", "tests/test_tidy.py"}
+"""Files that may replace constants: planted bugs replace the scripts that the fake server executes; this file has examples."""
+
+
+CONSTANT = re.compile(r"_?[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
 
 def patched_constants(tree: ast.AST) -> list[int]:
-    """The lines that replace an upper-case attribute of another module: by setattr, patch, or assignment."""
+    """The lines that replace an upper-case attribute of another module: by setattr, patch, or assignment.
+
+    A call with a computed name counts if the file has a string that is the name of a constant. A string that contains a
+    program is read as well; its lines count from the beginning of the string.
+    """
+    nodes = list(ast.walk(tree))
+    strings = [n for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    has_names = any(CONSTANT.fullmatch(str(each.value)) for each in strings)
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         names: list[str] = []
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
             if called in {"setattr", "delattr", "patch", "object"}:
                 words = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
                 names = [word.rpartition(".")[2] for word in words if isinstance(word, str)]
+                is_computed = called == "setattr" and not words and len(node.args) == 3
+                if is_computed and has_names and isinstance(node.func, ast.Attribute):
+                    found.append(node.lineno)
         elif isinstance(node, ast.Assign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = [target.attr for target in targets if isinstance(target, ast.Attribute)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found += [node.lineno + line - 1 for line in patched_constants(program(node.value))]
         if any(name.isidentifier() and name.isupper() for name in names):
             found.append(node.lineno)  # type: ignore[attr-defined]  # calls and assignments have one
     return sorted(found)
+
+
+def program(text: str) -> ast.AST:
+    """The program that a string contains; an empty one if it contains none."""
+    if "\n" in text and re.search(r"^(?:import|from) |^\S+ ?=", text, re.MULTILINE):
+        with contextlib.suppress(SyntaxError):
+            return ast.parse(text)
+    return ast.Module([], [])
 
 
 def test_no_test_replaces_a_constant() -> None:
@@ -154,3 +179,13 @@ self.parts = PARTS_MAX
 monkeypatch.setenv("PARTS_MAX", "2")
 """
     assert patched_constants(ast.parse(text)) == [2, 3, 4]
+    computed = """
+for module, name in ((parts, "PARTS_MAX"), (parts, "PART_BYTES")):
+    monkeypatch.setattr(module, name, 2)
+"""
+    assert patched_constants(ast.parse(computed)) == [3]
+    assert patched_constants(ast.parse(computed.replace("PART", "part"))) == []
+    inside = """
+PROGRAM = old.replace("run", "from package import parts\\nparts.PARTS_MAX = 2\\nrun")
+"""
+    assert patched_constants(ast.parse(inside)) == [3]

@@ -107,10 +107,10 @@ def missing_java() -> list[str]:
     java = shutil.which("java")
     if java is None:
         return [f"Java {JAVA_MIN} or later: apt-get install {JAVA_PACKAGE}"]
-    said = subprocess.run((java, "-version"), check=False, capture_output=True, text=True).stderr
-    found = re.search(r'version "(\d+)', said)
+    output = subprocess.run((java, "-version"), check=False, capture_output=True, text=True).stderr
+    found = re.search(r'version "(\d+)', output)
     if found is None or int(found[1]) < JAVA_MIN:
-        first = said.partition("\n")[0]
+        first = output.partition("\n")[0]
         return [f"Java {JAVA_MIN} or later ({java} is {first}): apt-get install {JAVA_PACKAGE}"]
     return []
 
@@ -145,6 +145,9 @@ REFERENCE_OPTIONS = (
 
 REDIS = "redis-server"
 """The program and its Debian package."""
+
+BROWSER = "chromium-headless-shell"
+"""A browser without a display, and its Debian package."""
 
 JAVA_MIN = 17
 JAVA_PACKAGE = "default-jre-headless"
@@ -262,6 +265,8 @@ REST = (
         builds=(
             build(*binaries.CONTROL_PLANE, "helm"),
             (sys.executable, "-m", "tests.cluster.kstatus.program"),
+            (sys.executable, "-m", "tests.cluster.flux.program"),
+            (sys.executable, "-m", "tests.cluster.argocd.program"),
         ),
     ),
     Tier(
@@ -312,12 +317,12 @@ REST = (
     ),
     Tier(
         "integration-full",
-        "more clients (Java and Go among them), more modes, an S3 server, campaigns of ten rounds",
+        "more clients (Java and Go among them), more modes, an S3 server, a browser, campaigns of a few rounds",
         (pytest("tests/integration", *FULL, "--timeout", "600", "-n2", "--dist", "loadfile"),),
-        budget_seconds=150,
+        budget_seconds=180,
         cores=1,
         missing=lambda: [*missing_clients(), *missing_java(), *binaries.missing_tools()],
-        packages={"java": JAVA_PACKAGE},
+        packages={"java": JAVA_PACKAGE, BROWSER: BROWSER},
         builds=(build("versitygw"), (sys.executable, "-m", "tests.conformance.go.program")),
     ),
     Tier(
@@ -340,6 +345,7 @@ CAMPAIGNS: Mapping[str, str] = {
     "make soak": "campaigns of hundreds of failovers and kills",
     "make soak-pipeline": "100 kills while Spark writes",
     "make soak-operator": "20 rolling updates of brokers under writers",
+    "make store-cluster": "processes, pods, volumes and a node of the store's cluster lost on three nodes",
     "make standstill": "unit tests on a machine that stands still once in each",
 }
 """What no run of the tests includes, by command."""

@@ -1,10 +1,13 @@
-"""A store that serves TLS: a proxy that ends TLS in front of a server, or Redis itself where it can do so."""
+"""A store or a cluster that serves TLS: by a proxy in front of each server, or by Redis itself if its build supports TLS."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socketserver
 import ssl
+import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +15,9 @@ from typing import Any
 
 from tests.cluster.pki import Authority
 from tests.servers import SERVER_PROGRAMS, StoreServer, running_server
+from tests.store_cluster import StoreCluster, running_cluster, wait_until
 
-from onewriter_broker.testing.ports import free_ports
+from onewriter_testing.ports import free_ports
 
 KINDS = ["proxy", *(kind for kind in ("redis7",) if kind in SERVER_PROGRAMS)]
 """Ways to serve TLS: a proxy in front of Valkey, and Redis itself where it is installed."""
@@ -143,3 +147,114 @@ def running_tls_store(
     }
     with running_server(kind, **settings) as server:
         yield TlsStore(server, authority, port, None)
+
+
+# ------------------------------------------------------------ a cluster
+
+
+CLUSTER_NAME = "store.example"
+"""The only name in the certificate of a cluster: its nodes announce addresses."""
+
+
+@contextlib.contextmanager
+def running_tls_cluster(directory: Path) -> Iterator[tuple[StoreCluster, str]]:
+    """Run a cluster whose nodes announce ports with TLS, and require client certificates; yields it and its URL.
+
+    It has no replicas, because a node that copies another one connects to the announced port without TLS.
+    """
+    authority = Authority(directory)
+    authority.server("store", [CLUSTER_NAME])
+    authority.client("broker", "broker")
+    context = serve_with(directory, "store", asks_for=authority.certificate)
+    with running_cluster(replicas=0) as cluster, contextlib.ExitStack() as stack:
+        ports: set[int] = set()
+        for server in cluster.servers:
+            proxy = TlsProxy(server.path, context)
+            stack.callback(proxy.close)
+            server.command("CONFIG", "SET", "cluster-announce-port", proxy.port)
+            ports.add(proxy.port)
+        wait_until(
+            lambda: all(
+                {node.port for node in cluster.view(server).nodes} == ports
+                for server in cluster.servers
+            )
+        )
+        yield cluster, "rediss+cluster://" + ",".join(f"{HOST}:{port}" for port in sorted(ports))
+
+
+# ------------------------------------------------------------ Sentinels
+
+
+class FakeSentinel(socketserver.ThreadingUnixStreamServer):
+    """Answers each command on a Unix socket with the address of a primary, like a Sentinel.
+
+    Sentinel itself names the port by which it monitors the primary, which is without TLS where Valkey has none.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, path: Path, port: int) -> None:
+        super().__init__(str(path), _SentinelHandler)
+        self.port = port
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _SentinelHandler(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, FakeSentinel)
+        while count := self.rfile.readline().strip():
+            words = []
+            for _ in range(int(count[1:])):
+                self.rfile.readline()
+                words.append(self.rfile.readline().strip().decode())
+            host, port = HOST, str(self.server.port)
+            answer = "*2\r\n" + "".join(f"${len(each)}\r\n{each}\r\n" for each in (host, port))
+            known = words[-1] == SENTINEL_PRIMARY
+            self.wfile.write((answer if known else "*-1\r\n").encode())
+
+
+SENTINEL_PRIMARY = "shard"
+"""The name of the primary at the Sentinels of the tests."""
+
+
+@contextlib.contextmanager
+def running_tls_sentinel(
+    store: TlsStore, directory: Path, *, asks_for_client: bool = False
+) -> Iterator[TlsProxy]:
+    """Run a Sentinel that serves TLS with the certificate ``store`` and names the store as the primary."""
+    asks_for = store.authority.certificate if asks_for_client else None
+    with tempfile.TemporaryDirectory(prefix="ow-") as folder:
+        sentinel = FakeSentinel(Path(folder) / "s", store.port)
+        proxy = TlsProxy(Path(folder) / "s", serve_with(directory, "store", asks_for=asks_for))
+        try:
+            yield proxy
+        finally:
+            proxy.close()
+            sentinel.stop()
+
+
+@contextlib.contextmanager
+def running_redis_sentinel(store: TlsStore, directory: Path) -> Iterator[int]:
+    """Run Redis' own Sentinel with TLS only, beside a store of Redis that requires client certificates."""
+    port = free_ports(1)
+    with tempfile.TemporaryDirectory(prefix="ow-") as folder:
+        configuration = Path(folder) / "sentinel.conf"
+        configuration.write_text(
+            f"port 0\ntls-port {port}\nbind {HOST}\ndir {folder}\ntls-replication yes\n"
+            f"tls-cert-file {directory / 'store.crt'}\ntls-key-file {directory / 'store.key'}\n"
+            f"tls-ca-cert-file {store.authority.certificate}\ntls-auth-clients yes\n"
+            f"sentinel monitor {SENTINEL_PRIMARY} {HOST} {store.port} 1\n"
+        )
+        process = subprocess.Popen(
+            [str(SERVER_PROGRAMS["redis7"]), str(configuration), "--sentinel"],
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            yield port
+        finally:
+            process.kill()
+            process.wait()

@@ -42,8 +42,8 @@ def measure(side: Side, rounds: int) -> Results:
 def _java_version() -> str:
     java = shutil.which("java")
     assert java is not None, "Pulsar has just run on it"
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True)
-    return said.stderr.splitlines()[0]
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=True)
+    return output.stderr.splitlines()[0]
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def main() -> int:
     try:
         with PulsarStandalone() as lab:
             there = Side(f"Pulsar {PULSAR_VERSION}", ("127.0.0.1", lab.broker_port), lab.admin_url)
-            theirs = measure(there, arguments.rounds)
+            other = measure(there, arguments.rounds)
     except LabUnavailable as error:
         print(f"no Pulsar to compare with: {error}", file=sys.stderr)
         return 1
@@ -75,8 +75,8 @@ def main() -> int:
         rounds=arguments.rounds,
         command="python -m bench.compare",
     )
-    arguments.page.write_text(page(circumstances, theirs, ours))
-    wrong = list(complaints(theirs, ours))
+    arguments.page.write_text(page(circumstances, other, ours))
+    wrong = list(complaints(other, ours))
     for complaint in wrong:
         print(f"WRONG: {complaint}", file=sys.stderr)
     print(f"written to {arguments.page}")

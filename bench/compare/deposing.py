@@ -14,7 +14,6 @@ from bench.compare.stage import (
     last_position,
     receipts,
     send_burst,
-    writes,
 )
 from tests.integration.raw import EXCLUSIVE, FENCING, SHARED, WAIT, RawClient, RawProducer
 
@@ -31,9 +30,6 @@ NOTHING_YET = (-1, -1)
 
 PROMOTION_SECONDS = 1.0
 """A waiter that is not promoted so long after its request keeps waiting."""
-
-NOTIFIED_SECONDS = 1.0
-"""Who is deposed and has not been told so long after it is not told at all."""
 
 
 def _busy_owner(stage: Stage) -> tuple[RawProducer, RawClient, RawClient]:
@@ -52,7 +48,7 @@ def _shared_beside_owner(stage: Stage) -> Findings:
     is_let_in = answer_to(newcomer) == GRANTED
     return {
         "let-in": is_let_in,
-        "both-write": is_let_in and writes(newcomer) and writes(fencer),
+        "both-write": is_let_in and stage.writes(newcomer) and stage.writes(fencer),
     }
 
 
@@ -77,7 +73,7 @@ def _two_exclusive_owners(stage: Stage) -> Findings:
     fencer.ready()
     is_granted = is_promoted(waiter, PROMOTION_SECONDS)
     # The fencer writes last: a waiter that was promoted writes beside it, not after it.
-    both = is_granted and writes(waiter) and writes(fencer)
+    both = is_granted and stage.writes(waiter) and stage.writes(fencer)
     return {"granted": is_granted, "both-write": both}
 
 
@@ -144,7 +140,7 @@ def _stale_fencer(stage: Stage) -> Findings:
     return {
         "stale-granted": is_granted,
         "newcomer-granted": newcomer == GRANTED,
-        "owner-gone": not writes(owner),
+        "owner-gone": not stage.writes(owner),
     }
 
 
@@ -175,14 +171,14 @@ def _loser(stage: Stage) -> Findings:
             pb.CommandCloseProducer, lambda c: c.producer_id == loser.producer_id
         )
 
-    was_notified = holds_within(is_notified, NOTIFIED_SECONDS)
+    was_notified = holds_within(is_notified, stage.patience.notified_seconds)
     loser.send(b"late")
     is_cut = holds_within(lambda: connection.is_closed, PROMOTION_SECONDS)
-    assert writes(winner)
+    assert stage.writes(winner)
     return {
         "not-told": not was_notified,
         "cut": is_cut,
-        "bystander": not writes(other_client),
+        "bystander": not stage.writes(other_client),
         "late": sum(entry.content == b"late" for entry in stage.log()),
     }
 

@@ -12,7 +12,6 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from tests.integration.raw import (
@@ -28,10 +27,6 @@ from onewriter_core.wire.messages import entry_payload, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId, SendReceipt
 
-HTTP_TIMEOUT_SECONDS = 10.0
-RECEIPT_SECONDS = 5.0
-"""A producer that has no receipt after so long does not write."""
-
 MESSAGE_BYTES = 1024
 
 GRANTED, WAITS = "granted", "waits"
@@ -41,12 +36,26 @@ _LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the scenarios wait for what a correct broker does. What does not happen by then counts as missing."""
+
+    http_seconds: float = 10.0
+    receipt_seconds: float = 5.0
+    """A producer without a receipt after this time does not write."""
+    notified_seconds: float = 1.0
+    promotion_seconds: float = 5.0
+    unload_seconds: float = 3.0
+    group_seconds: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
 class Side:
     """One of the brokers compared."""
 
     name: str
     address: tuple[str, int]
     admin_url: str
+    patience: Patience = Patience()
 
     @property
     def service_url(self) -> str:
@@ -61,7 +70,7 @@ class Side:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with _LOOPBACK.open(request, timeout=HTTP_TIMEOUT_SECONDS) as response:
+        with _LOOPBACK.open(request, timeout=self.patience.http_seconds) as response:
             answer = response.read()
         return json.loads(answer) if answer else None
 
@@ -80,6 +89,7 @@ class Stage:
 
     def __init__(self, side: Side, topic: str, number: int) -> None:
         self.side = side
+        self.patience = side.patience
         self.topic = topic
         self.number = number
         self._cleanup = contextlib.ExitStack()
@@ -87,12 +97,7 @@ class Stage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._cleanup.close()
 
     def client(self, address: tuple[str, int] | None = None) -> RawClient:
@@ -104,6 +109,19 @@ class Stage:
     def admin(self, method: str, action: str, body: object = None) -> object:
         """A call of the admin API about this round's topic."""
         return self.side.admin(method, f"/persistent/public/default/{self.topic}/{action}", body)
+
+    def writes(self, producer: RawProducer) -> bool:
+        """Whether a send of the producer gets a receipt."""
+        try:
+            sequence_id = producer.send(b"still here")
+            producer.client.expect(
+                SendReceipt,
+                lambda c: (c.producer_id, c.sequence_id) == (producer.producer_id, sequence_id),
+                seconds=self.patience.receipt_seconds,
+            )
+        except OSError:  # closed, or TimeoutError: no receipt
+            return False
+        return True
 
     def log(self) -> list[Stored]:
         """The topic's log to its end as it is now."""
@@ -158,20 +176,6 @@ def is_promoted(producer: RawProducer, seconds: float) -> bool:
     except TimeoutError:
         return False
     producer.name, producer.epoch = found.producer_name, found.topic_epoch
-    return True
-
-
-def writes(producer: RawProducer, content: bytes = b"still here") -> bool:
-    """Whether a send of it gets a receipt."""
-    try:
-        sequence_id = producer.send(content)
-        producer.client.expect(
-            SendReceipt,
-            lambda c: (c.producer_id, c.sequence_id) == (producer.producer_id, sequence_id),
-            seconds=RECEIPT_SECONDS,
-        )
-    except OSError:  # closed, or TimeoutError: no receipt
-        return False
     return True
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from bench.compare.scenario import UNFINISHED
-from bench.compare.stage import GRANTED, Side, Stage, answer_to, writes
+from bench.compare.stage import GRANTED, Side, Stage, answer_to
 from tests.integration.raw import (
     EXCLUSIVE,
     FENCING,
@@ -75,11 +75,11 @@ def ask(row: Row, side: Side) -> Answers:
     for number in range(row.rounds):
         with Stage(side, f"compare-table-{row.key}-{number}", number) as stage:
             try:
-                said = row.play(stage)
+                text = row.play(stage)
             except UNFINISHED as error:
-                said = f"not finished ({type(error).__name__}: {error})"
-        if said not in answers.said:
-            answers.said.append(said)
+                text = f"not finished ({type(error).__name__}: {error})"
+        if text not in answers.said:
+            answers.said.append(text)
     return answers
 
 
@@ -91,15 +91,15 @@ def _in_words(answer: str) -> str:
 def _cell(mode: str, state: str, stage: Stage) -> str:
     writers, waiters = _occupy(stage, state)
     newcomer = stage.client().ask_producer(stage.topic, MODES[mode], name="newcomer")
-    said = [_in_words(answer_to(newcomer))]
+    lines = [_in_words(answer_to(newcomer))]
     time.sleep(QUIET_SECONDS)
-    said += [f"the waiter: {_in_words(answer_to(w))}" for w in waiters if _is_answered(w)]
-    still_write = [writes(writer) for writer in writers]
+    lines += [f"the waiter: {_in_words(answer_to(w))}" for w in waiters if _is_answered(w)]
+    still_write = [stage.writes(writer) for writer in writers]
     if writers and not any(still_write):
-        said.append("the others can no longer write")
-    if said[0] == GRANTED and not writes(newcomer):
-        said.append("but it cannot write")
-    return ", ".join(said)
+        lines.append("the others can no longer write")
+    if lines[0] == GRANTED and not stage.writes(newcomer):
+        lines.append("but it cannot write")
+    return ", ".join(lines)
 
 
 def _occupy(stage: Stage, state: str) -> tuple[list[RawProducer], list[RawProducer]]:

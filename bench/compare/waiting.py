@@ -16,10 +16,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 LEFT_SECONDS = 0.5
 """For the broker to take note of those who left."""
 
-PROMOTION_SECONDS = 5.0
-UNLOAD_SECONDS = 3.0
 PARTITIONS = 4
-GROUP_SECONDS = 2.0
 FROZEN_ROUNDS_MAX = 5
 
 
@@ -36,7 +33,7 @@ def _ghosts(stage: Stage) -> Findings:
     owner.close()
     return {
         "counted": stats["waitingPublishers"] - 1,
-        "stuck": not is_promoted(stays, PROMOTION_SECONDS),
+        "stuck": not is_promoted(stays, stage.patience.promotion_seconds),
     }
 
 
@@ -59,7 +56,7 @@ def _failed_promotion(stage: Stage) -> Findings:
     stays = stage.client().waiter(stage.topic, name="stays")
     owner.close()
     declines.ready().close()  # its creation had timed out meanwhile: "ghost win"
-    return {"stuck": not is_promoted(stays, PROMOTION_SECONDS)}
+    return {"stuck": not is_promoted(stays, stage.patience.promotion_seconds)}
 
 
 FAILED_PROMOTION = Scenario(
@@ -76,10 +73,14 @@ def _unload(stage: Stage) -> Findings:
     stage.client().producer(stage.topic, EXCLUSIVE, name="A")
     waiters = [stage.client().waiter(stage.topic, name=name) for name in ("B", "C")]
     stage.admin("PUT", "unload")
-    return {"forgotten": not all(_is_notified(waiter) for waiter in waiters)}
+    return {
+        "forgotten": not all(
+            _is_notified(waiter, stage.patience.unload_seconds) for waiter in waiters
+        )
+    }
 
 
-def _is_notified(waiter: RawProducer) -> bool:
+def _is_notified(waiter: RawProducer, seconds: float) -> bool:
     """Anything that lets a client go on: the grant, an error, the end of its connection."""
     connection, request_id = waiter.client, waiter.command.request_id
     return holds_within(
@@ -88,7 +89,7 @@ def _is_notified(waiter: RawProducer) -> bool:
             or connection.is_closed
             or connection.has_received(pb.CommandError, lambda c: c.request_id == request_id)
         ),
-        UNLOAD_SECONDS,
+        seconds,
     )
 
 
@@ -115,13 +116,13 @@ def _two_groups(stage: Stage, mode: Any) -> Findings:
     for client in clients:
         for name in names:
             client.lookup(name)
-    asked: dict[int, list[RawProducer]] = {}
+    requests: dict[int, list[RawProducer]] = {}
     start = threading.Barrier(len(clients))
 
     def ask(number: int, client: RawClient) -> None:
         start.wait()
         order = names if number == 0 else names[::-1]
-        asked[number] = [client.ask_producer(full(name), mode) for name in order]
+        requests[number] = [client.ask_producer(full(name), mode) for name in order]
 
     askers = [threading.Thread(target=ask, args=pair) for pair in enumerate(clients)]
     for asker in askers:
@@ -129,10 +130,13 @@ def _two_groups(stage: Stage, mode: Any) -> Findings:
     for asker in askers:
         asker.join()
     if mode == EXCLUSIVE:
-        held = {n: sum(answer_to(p) == GRANTED for p in asked[n]) for n in asked}
+        held = {n: sum(answer_to(p) == GRANTED for p in requests[n]) for n in requests}
     else:
-        holds_within(lambda: any(all(p.is_ready for p in asked[n]) for n in asked), GROUP_SECONDS)
-        held = {n: sum(p.is_ready for p in asked[n]) for n in asked}
+        holds_within(
+            lambda: any(all(p.is_ready for p in requests[n]) for n in requests),
+            stage.patience.group_seconds,
+        )
+        held = {n: sum(p.is_ready for p in requests[n]) for n in requests}
     return {
         "nobody": max(held.values()) < PARTITIONS,
         "split": all(held.values()),

@@ -12,8 +12,8 @@ from typing import Any
 
 from bench.pods.notes import Notes, arguments
 
+from onewriter_core.kubernetes.kinds import LEASE, Key
 from onewriter_operator.election import Election, Timing
-from onewriter_operator.kinds import LEASE, Key
 from onewriter_operator.kube import Kube, load_configuration
 
 TIMING = Timing(duration_seconds=15.0, renew_seconds=10.0, retry_seconds=2.0)
@@ -54,7 +54,7 @@ def main() -> None:
     """Compete for a Lease."""
     given = arguments(main.__doc__).parse_args()
     with Notes(given.notes) as notes:
-        asyncio.run(compete(given.seat, given.namespace, given.pace_seconds, notes))
+        asyncio.run(compete(given.contest, given.namespace, given.pace_seconds, notes))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import argparse
 import time
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 
@@ -20,12 +19,7 @@ class Notes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def add(self, event: str) -> None:
@@ -42,8 +36,8 @@ def stamps(notes: str, event: str) -> list[int]:
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """What every candidate is told."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("seat", help="the topic or the Lease")
+    parser.add_argument("contest", help="the topic or the Lease")
     parser.add_argument("--notes", type=Path, required=True, help="this candidate's file")
-    parser.add_argument("--namespace", required=True, help="of the seat")
+    parser.add_argument("--namespace", required=True, help="of the contest")
     parser.add_argument("--pace-seconds", type=float, required=True, help="between two writes")
     return parser

@@ -1,4 +1,4 @@
-"""The container's first process: one candidate per seat, started again whenever it ends.
+"""The container's first process: one candidate per contest, started again whenever it ends.
 
 So the container itself never ends, and the kubelet's back-off does not enter the figures.
 """
@@ -22,22 +22,22 @@ LEAVE_SECONDS = 3.0
 
 
 class Supervisor:
-    """Candidates by seat; ``module`` is what they run, ``options`` their further arguments."""
+    """Candidates by contest; ``module`` is what they run, ``options`` their further arguments."""
 
-    def __init__(self, module: str, seats: list[str], notes: Path, options: list[str]) -> None:
+    def __init__(self, module: str, contests: list[str], notes: Path, options: list[str]) -> None:
         self._module = module
         self._notes = notes
         self._options = options
-        self._lives = dict.fromkeys(seats, 0)
+        self._starts = dict.fromkeys(contests, 0)
         self._candidates: dict[str, subprocess.Popen[bytes]] = {}
         self._is_leaving = False
 
     def run(self) -> None:
-        """Keep a candidate on each seat until asked to leave."""
+        """Keep a candidate on each contest until asked to leave."""
         signal.signal(signal.SIGTERM, self._leave)
         while not self._is_leaving:
-            for seat in self._lives:
-                self._look_after(seat)
+            for contest in self._starts:
+                self._look_after(contest)
             time.sleep(POLL_SECONDS)
         deadline = time.monotonic() + LEAVE_SECONDS
         for candidate in self._candidates.values():
@@ -46,14 +46,14 @@ class Supervisor:
                 candidate.wait(max(0.0, deadline - time.monotonic()))
             candidate.kill()
 
-    def _look_after(self, seat: str) -> None:
-        former = self._candidates.get(seat)
+    def _look_after(self, contest: str) -> None:
+        former = self._candidates.get(contest)
         if self._is_leaving or (former is not None and former.poll() is None):
             return
-        file = self._notes / seat / f"{socket.gethostname()}.{self._lives[seat]}"
-        self._lives[seat] += 1
-        words = [sys.executable, "-m", self._module, seat, "--notes", str(file), *self._options]
-        self._candidates[seat] = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+        file = self._notes / contest / f"{socket.gethostname()}.{self._starts[contest]}"
+        self._starts[contest] += 1
+        words = [sys.executable, "-m", self._module, contest, "--notes", str(file), *self._options]
+        self._candidates[contest] = subprocess.Popen(words, stdin=subprocess.DEVNULL)
 
     def _leave(self, number: int, frame: object) -> None:
         del number, frame
@@ -66,10 +66,10 @@ def main() -> None:
     """Run candidates; what is not known here is passed on to each of them."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("module", help="what a candidate runs")
-    parser.add_argument("seats", help="what is competed for, comma-separated")
+    parser.add_argument("contests", help="what is competed for, comma-separated")
     parser.add_argument("--notes", type=Path, required=True, help="the directory of all notes")
     given, options = parser.parse_known_args()
-    Supervisor(given.module, given.seats.split(","), given.notes, options).run()
+    Supervisor(given.module, given.contests.split(","), given.notes, options).run()
 
 
 if __name__ == "__main__":

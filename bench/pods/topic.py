@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--authority", type=Path, required=True, help="of the brokers, a PEM file")
     parser.add_argument("--token", type=Path, required=True, help="a file that is renewed")
     given = parser.parse_args()
-    topic = f"persistent://{given.namespace}/default/{given.seat}"
+    topic = f"persistent://{given.namespace}/default/{given.contest}"
     with Notes(given.notes) as notes:
         compete(topic, given.url, given.authority, given.token, given.pace_seconds, notes)
 

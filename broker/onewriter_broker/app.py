@@ -7,7 +7,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -27,18 +27,21 @@ from onewriter_broker.http.server import LIMITS as HTTP_LIMITS
 from onewriter_broker.http.server import HttpServer
 from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import Watchers
-from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.appender import Appender, AppendPath
+from onewriter_broker.log.bucket_appenders import BucketAppenders
 from onewriter_broker.log.store.api import Binding, BrokenKey, Durability, LogStore, Outcome
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.log.topic_log.losses import Loss
+from onewriter_broker.log.topic_log.losses import LatestReports, Loss, RangeAtRisk
 from onewriter_broker.namespaces import Namespaces
 from onewriter_broker.ownership.bucket_events import Several
 from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.departure import leave
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import incarnation_of
+from onewriter_broker.ownership.store_access import Ask, StoreAccessWatch
 from onewriter_broker.quotas.book import Quota, QuotaBook
 from onewriter_broker.quotas.shares import ShareLimits, ShareOf, StoreShares
+from onewriter_broker.resources.dependencies import ResourceLimits
 from onewriter_broker.resources.ownerships import Ownerships
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
@@ -49,12 +52,15 @@ from onewriter_broker.topic.history.audit import AuditTail
 from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.producers.leader_loads import LeaderLoads
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
-from onewriter_broker.topic.publish.staging import Staging
+from onewriter_broker.topic.publish.publisher_records import PublisherLimits
+from onewriter_broker.topic.publish.staging import Staging, StagingLimits
 from onewriter_broker.topic.registry.accounting import Accounting
 from onewriter_broker.topic.registry.catalog import Catalogs
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_broker.topic.retention.idle_topics import IdleTopics
 from onewriter_broker.topic.retention.maintenance import Maintenance
+from onewriter_broker.topic.retention.retention import RetentionLimits
+from onewriter_broker.topic.retention.segments import SegmentIndexes, SegmentLimits
 from onewriter_broker.topic.retention.sizes import Sizes
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api.manifests import DesiredState
@@ -62,6 +68,12 @@ from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import Record
 from onewriter_http.limits import Limits as HttpLimits
+
+LOSSES_MAX = 100
+"""The latest losses that this broker shows; the audit has all of them."""
+
+AT_RISK_MAX = 1_000
+"""The latest ranges at risk that this broker shows; the audit has all of them."""
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +85,11 @@ class BrokerLimits:
     topic: TopicLimits = TopicLimits()
     connection: ConnectionLimits = ConnectionLimits()
     http: HttpLimits = HTTP_LIMITS
+    retention: RetentionLimits = RetentionLimits()
+    segments: SegmentLimits = SegmentLimits()
+    staging: StagingLimits = StagingLimits()
+    publishers: PublisherLimits = PublisherLimits()
+    resources: ResourceLimits = ResourceLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +104,8 @@ class Dependencies:
     single_node: bool
     promises: frozenset[Durability] = frozenset(Durability)
     """The durability that the store was found to promise (server_checks.judge)."""
+    declared: tuple[str, ...] = ()
+    """What an administrator declared about the store and nothing checked."""
     certificate: ServerCertificate | None = None
     """The certificate of the TLS ports; None if the broker serves only the plain ports."""
     background_tasks: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
@@ -94,6 +113,8 @@ class Dependencies:
     through: Callable[[asyncio.BufferedProtocol], asyncio.BaseProtocol] = lambda inner: inner
     """Wraps the protocol of each client's socket, for tests that cut connections."""
     limits: BrokerLimits = BrokerLimits()
+    reaches_store: Ask | None = None
+    """Asks another broker whether it reaches the store; None: over HTTP. Simulations have no HTTP."""
 
 
 class Broker:
@@ -118,25 +139,27 @@ class Broker:
         self.wall_ms = wall_ms
         self.incarnation = incarnation_of(dependencies.settings.name, nonce or uuid.uuid4().hex)
         self.is_ready = asyncio.Event()
-        self.losses: list[Loss] = []
+        self.losses = LatestReports[Loss](LOSSES_MAX)
+        self.at_risk = LatestReports[RangeAtRisk](AT_RISK_MAX)
         self._dependencies = dependencies
         self._tasks: asyncio.TaskGroup
-        settings = dependencies.settings
+        settings, parts = dependencies.settings, dependencies.limits
         host = settings.advertised_host or settings.host
         self.addresses = Addresses(
             f"pulsar://{host}:{settings.port}", f"http://{host}:{settings.http_port}"
         )
-        self.appender = Appender(
+        append_path = BucketAppenders if dependencies.store.is_sharded else Appender
+        self.appender: AppendPath = append_path(
             dependencies.store,
             now=now,
             wall_ms=wall_ms,
             deposed=self._deposed,
             broken=self._met_broken_key,
-            limits=dependencies.limits.topic.log,
+            limits=parts.topic.log,
         )
         self.namespaces = Namespaces(dependencies.store, settings.allow_undeclared.split(","))
         self.registrations = Registrations(
-            dependencies.store, **({"draw": lambda: nonce} if nonce else {})
+            dependencies.store, **({"make_key": lambda: nonce} if nonce else {})
         )
         self.catalogs = Catalogs(dependencies.store, settings.buckets)
         self.loads = LeaderLoads(lambda: self.membership.observer.leads)
@@ -169,6 +192,7 @@ class Broker:
             settings.buckets,
             settings.ownership_kept_days,
             self.membership.all_keep_floors,
+            parts.resources,
         )
         self.ownership = BucketOwnership(
             me=self.incarnation,
@@ -182,6 +206,14 @@ class Broker:
             last_seen_ms=self.membership.observer.last_seen_ms,
             wake=self.membership.changed,
             randomness=randomness,
+        )
+        peers = Peers(settings)
+        self.store_access = StoreAccessWatch(
+            self.membership,
+            self.incarnation,
+            dependencies.reaches_store or peers.reaches_store,
+            owners=self.ownership.other_owners,
+            now=now,
         )
         self.topics.promises = dependencies.promises
         self.accounting = Accounting(dependencies.anchor, dependencies.store, self._lost)
@@ -198,11 +230,14 @@ class Broker:
             lost=self._lost,
             left=self.accounting.left,
             moved=self._moved,
+            at_risk=self._at_risk,
+            replicas=settings.redis_replicas,
             first_message=self._wrote_first,
             changed=self.watchers.changed,
+            resumable_until=self.topics.resumable_until,
             audit_tail=AuditTail(dependencies.store, now),
             loads=self.loads,
-            limits=dependencies.limits.topic,
+            limits=parts.topic,
         )
         self.topics.serve_with(self.ownership, topic_dependencies)
         self.ownerships.serve_with(topic_dependencies)
@@ -231,9 +266,11 @@ class Broker:
             registrations=self.registrations,
             has_declarations=self.desired.is_known,
             quotas=self.quotas,
-            limits=dependencies.limits.connection,
+            limits=parts.connection,
         )
-        self.maintenance = Maintenance(self.topics, settings, wall_ms, self.appender)
+        self.maintenance = Maintenance(
+            self.topics, settings, wall_ms, self.appender, parts.retention
+        )
         self.store_watch = StoreWatch(
             dependencies.store,
             dependencies.promises,
@@ -260,22 +297,39 @@ class Broker:
             self.topics.bucket_of,
             lambda: sorted(self.ownership.held()),
             wall_ms,
+            limits=parts.staging,
         )
-        self.sizes = Sizes(self.topics, self._sizes_summed, self.staging.sizes)
-        self.metrics = Metrics(self.clients, now, dependencies.certificate, self.compactions)
+        self.idle_topics = IdleTopics(
+            self.topics, dependencies.store, wall_ms, limits=parts.retention
+        )
+        self.sizes = Sizes(self.topics, self._sizes_summed, self.staging.sizes, parts.retention)
+        self.metrics = Metrics(
+            self.clients,
+            now,
+            dependencies.certificate,
+            self.compactions,
+            self.store_watch.counted,
+            is_store_reachable=lambda: self.store_access.is_reached,
+        )
         self.http = HttpServer(
             Site(
                 clients=self.clients,
                 incarnation=self.incarnation,
                 store=dependencies.store,
                 membership=self.membership,
+                store_access=self.store_access,
                 namespaces=self.namespaces,
                 metrics=self.metrics,
                 losses=self.losses,
+                at_risk=self.at_risk,
+                declared=dependencies.declared,
                 is_ready=self.is_ready,
                 desired=self.desired,
                 watchers=self.watchers,
                 seen=lambda: self.store_watch.seen,
+                seen_of=self.store_watch.seen_of,
+                shards=self.store_watch.counted,
+                store_problem=lambda: self.store_watch.problem,
                 certificate=dependencies.certificate,
                 compactions=self.compactions,
                 staging=self.staging,
@@ -285,11 +339,14 @@ class Broker:
                     self.staging,
                     is_full=lambda: self.clients.store_is_full,
                     standstill_seconds=settings.publish_standstill_seconds,
-                    log_limits=dependencies.limits.topic.log,
+                    publisher_limits=parts.publishers,
+                    log_limits=parts.topic.log,
                 ),
-                peers=Peers(settings),
+                segments=SegmentIndexes(parts.segments),
+                retention_limits=parts.retention,
+                peers=peers,
             ),
-            limits=dependencies.limits.http,
+            limits=parts.http,
         )
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -310,6 +367,7 @@ class Broker:
                 background = [
                     self.spawn(self.appender.run()),
                     self.spawn(self.membership.run()),
+                    self.spawn(self.store_access.run()),
                     self.spawn(self._own_buckets()),
                     self.spawn(self.registrations.run()),
                     self.spawn(self.clients.watch_for_ever()),
@@ -319,7 +377,7 @@ class Broker:
                     self.spawn(self.maintenance.sweep_for_ever()),
                     self.spawn(self.compactions.run()),
                     self.spawn(self.staging.run()),
-                    self.spawn(IdleTopics(self.topics, self.store, self.wall_ms).run()),
+                    self.spawn(self.idle_topics.run()),
                     self.spawn(self.namespaces.run()),
                     self.spawn(self.metrics.run()),
                     self.spawn(self.accounting.run()),
@@ -362,7 +420,7 @@ class Broker:
         """Acquire buckets. First wait for the key from which the broker computes the registrations of
         their holders.
         """
-        await self.registrations.learned()
+        await self.registrations.wait_for_key()
         await self.ownership.run()
 
     def reread(self) -> None:
@@ -377,7 +435,7 @@ class Broker:
         if not self.clients.has_declarations:
             self.topics.resume_windows.let_in()
             self.clients.has_declarations = True
-        self.clients.declared_anew()
+        self.clients.declarations_changed()
 
     async def _leave(self) -> None:
         try:
@@ -411,7 +469,7 @@ class Broker:
         for topic in self.topics.loaded.values():
             for topic_log in topic.runner.logs.values():
                 if topic_log.has_more:
-                    self.appender.gathered(topic_log)
+                    self.appender.append_soon(topic_log)
         self.clients.shares_freed()
 
     def _deposed(self, bucket: int, outcome: Outcome) -> None:
@@ -425,9 +483,14 @@ class Broker:
     def _met_broken_key(self, name: TopicName, error: BrokenKey) -> None:
         self.topics.met_broken_key(name, error)
 
-    def _dataset_seen(self, replid: str) -> None:
-        """Bind the buckets of another dataset again, also those that no client writes to."""
+    def _dataset_seen(self, replid: str, buckets: Collection[int] | None) -> None:
+        """Bind the buckets of another dataset again, also those that no client writes to.
+
+        ``buckets``: those of this dataset; None: all.
+        """
         for bucket, holding in self.ownership.held().items():
+            if buckets is not None and bucket not in buckets:
+                continue
             if holding.binding.replid != replid and bucket not in self._rebinding:
                 self._rebinding.add(bucket)
                 self.spawn(self._rebind(bucket, holding.binding))
@@ -450,14 +513,25 @@ class Broker:
     def _lost(self, loss: Loss) -> None:
         """Handle a loss of acknowledged entries: the store kept less than its profile promised."""
         self.metrics.lost(loss)
-        self.losses.append(loss)
-        del self.losses[:-100]
+        self.losses.add(loss)
         log.critical(
             "entries.lost",
             topic=str(loss.topic),
             after=str(loss.after),
             last=str(loss.last),
             entries=loss.entries,
+        )
+
+    def _at_risk(self, found: RangeAtRisk) -> None:
+        """Handle a range at risk: the store failed over together with the broker that knew what it acknowledged."""
+        self.metrics.at_risk()
+        self.at_risk.add(found)
+        log.error(
+            "entries.at_risk",
+            topic=str(found.topic),
+            after=str(found.after),
+            ledger=found.ledger,
+            durability=found.durability.value,
         )
 
     def _moved(self, name: TopicName, record: Record) -> None:

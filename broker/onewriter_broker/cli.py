@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -13,7 +14,19 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from onewriter_broker.auth.authenticators import authenticator
 from onewriter_broker.desired import read_manifests
-from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings, half_of_memory
+from onewriter_broker.local.cluster import (
+    PORT_DEFAULT,
+    REPLICAS_MAX,
+    ClusterSettings,
+    EmbeddedCluster,
+    refuse_other_store,
+)
+from onewriter_broker.local.embedded import (
+    EmbeddedServer,
+    EmbeddedSettings,
+    EmbeddedStore,
+    half_of_memory,
+)
 from onewriter_broker.local.supervisor import ChildSpec, Supervisor, broker_child
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
@@ -86,8 +99,29 @@ def _memory_size(
     callback=without_password,
     help="Use this Redis or Valkey instead of an embedded one.",
 )
-@click.option("--redis-sentinels", help="host:port,... of Sentinels that know the primary.")
+@click.option(
+    "--redis-sentinels",
+    help="host:port,... of Sentinels that know the primary; rediss://host:port,... for TLS.",
+)
 @click.option("--redis-sentinel-master", help="Name of the primary at the Sentinels.")
+@click.option(
+    "--shards",
+    type=int,
+    metavar="N",
+    help="Start a Valkey Cluster of N primaries instead of a single embedded process; at least 3.",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(0, REPLICAS_MAX),
+    help="Replicas of each shard of the cluster.  [default: 1]",
+)
+@click.option(
+    "--store-port",
+    type=int,
+    default=PORT_DEFAULT,
+    show_default=True,
+    help="First port of the cluster; each process uses two of the ports from there on.",
+)
 @click.option(
     "--server",
     default="",
@@ -139,6 +173,9 @@ def _memory_size(
 )
 def up(
     brokers: int,
+    shards: int | None,
+    replicas: int | None,
+    store_port: int,
     server: str,
     fsync: str,
     store_memory: int | None,
@@ -147,6 +184,7 @@ def up(
 ) -> None:
     """Start brokers on this machine, with an embedded Valkey unless a store is named.
 
+    With --shards the store is a Valkey Cluster with replicas, which survives the loss of any of its processes.
     Every setting can also be set in the environment, as ONEWRITER_PORT and so on. Ctrl-C stops
     cleanly; the next start on the same data directory continues with the same messages and epochs.
     """
@@ -155,21 +193,41 @@ def up(
     settings = Settings(manifests=manifests, **given)  # type: ignore[arg-type]  # pydantic judges
     desired = read_manifests(settings.manifests)
     authenticator(settings)  # unusable keys are reported before anything is started
-    store = None
-    if not settings.redis_url and not settings.redis_sentinels:
-        store = EmbeddedSettings(
-            settings.data_dir / "valkey",
+    store: EmbeddedStore | None = None
+    address: dict[str, object] = {"redis_is_alone": True}
+    if settings.redis_url or settings.redis_sentinels:
+        if shards is not None or replicas is not None:
+            raise ConfigurationError(
+                "--shards and --replicas describe the embedded store, but --redis-url or --redis-sentinels"
+                " names another one"
+            )
+    else:
+        if replicas is not None and shards is None:
+            raise ConfigurationError("--replicas needs --shards: a single process has no replicas")
+        refuse_other_store(settings.data_dir, is_cluster=shards is not None)
+        embedded = EmbeddedSettings(
+            settings.data_dir / ("valkey" if shards is None else "valkey-cluster"),
             program=server,
             append_sync=fsync,
             memory_bytes_max=store_memory or half_of_memory(),
         )
-    sys.exit(asyncio.run(_run(settings, desired, brokers, store)))
+        if shards is None:
+            store = EmbeddedServer(embedded)
+        else:
+            replicas = 1 if replicas is None else replicas
+            cluster = ClusterSettings(embedded, shards, replicas, store_port)
+            store = EmbeddedCluster(cluster, lambda text: click.echo(f"onewriter: {text}"))
+            address = {"redis_replicas": settings.redis_replicas or replicas}
+    sys.exit(asyncio.run(_run(settings, desired, brokers, store, address)))
 
 
 async def _run(
-    settings: Settings, desired: DesiredState, brokers: int, store: EmbeddedSettings | None
+    settings: Settings,
+    desired: DesiredState,
+    brokers: int,
+    embedded: EmbeddedStore | None,
+    address: Mapping[str, object],
 ) -> int:
-    embedded = EmbeddedServer(store) if store else None
     each = [
         settings.model_copy(
             update={
@@ -185,10 +243,8 @@ async def _run(
     ]
 
     def children() -> list[ChildSpec]:
-        address: dict[str, object] = {}
-        if embedded is not None:
-            address = {"redis_url": embedded.url, "redis_is_alone": True}
-        return [broker_child(one.model_copy(update=address)) for one in each]
+        update = {} if embedded is None else {**address, "redis_url": embedded.url}
+        return [broker_child(one.model_copy(update=update)) for one in each]
 
     supervisor = Supervisor(
         settings.data_dir,
@@ -240,10 +296,10 @@ def _where(broker: Settings) -> str:
 
 async def _serves(broker: Settings) -> bool:
     """Whether the broker reports that it is ready, and every bucket has an owner."""
-    return await asyncio.to_thread(_asked, broker)
+    return await asyncio.to_thread(_is_serving, broker)
 
 
-def _asked(broker: Settings) -> bool:
+def _is_serving(broker: Settings) -> bool:
     connection = http.client.HTTPConnection(broker.plain_host, broker.http_port, timeout=1.0)
     try:
         connection.request("GET", "/readyz")

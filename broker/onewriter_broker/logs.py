@@ -11,7 +11,7 @@ import sys
 import structlog
 
 from onewriter_core.ids import escaped
-from onewriter_http.logs import quiet_libraries
+from onewriter_http.logs import configure_structlog
 
 
 def escape_values(
@@ -35,16 +35,4 @@ def configure_logging(*, level: int = logging.INFO) -> None:
         if sys.stderr.isatty()
         else [structlog.processors.JSONRenderer()]
     )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            *renderers,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    quiet_libraries()
+    configure_structlog(level, *renderers)

@@ -32,9 +32,15 @@ from onewriter_broker.auth.authenticators import authenticator
 from onewriter_broker.desired import read_initial
 from onewriter_broker.kubernetes_api import ApiServer, KubernetesApi, in_cluster
 from onewriter_broker.local.supervisor import REFUSED_CODE, Heartbeat
-from onewriter_broker.log.store.api import Durability
 from onewriter_broker.log.store.redis.primary import RedisSettings
-from onewriter_broker.log.store.redis.server_checks import check_server, judge
+from onewriter_broker.log.store.redis.server_checks import (
+    Declared,
+    Verdict,
+    check_cluster,
+    check_server,
+    judge,
+    judge_cluster,
+)
 from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.log.store.redis.store_tls import StoreTls
 from onewriter_broker.logs import configure_logging
@@ -138,26 +144,41 @@ def is_single_node(settings: Settings) -> bool:
     return settings.redis_is_alone and not settings.redis_sentinels
 
 
-async def check_store(settings: Settings) -> frozenset[Durability]:
-    """Wait for the store to answer, and refuse one that is weaker than configured; returns what it can
-    promise.
-    """
+async def check_store(settings: Settings) -> Verdict:
+    """Wait for the store to answer, and refuse one that is weaker than configured."""
+    store = redis_settings(settings)
     deadline = time.monotonic() + STORE_WAIT_SECONDS
     while True:
         try:
-            facts = await check_server(redis_settings(settings))
+            verdict = await _judge_store(store, settings, is_last=time.monotonic() > deadline)
             break
         except Undecided as undecided:
             if time.monotonic() > deadline:
                 raise ConfigurationError(f"the store does not answer: {undecided}") from undecided
             log.warning("store.waiting", reason=str(undecided))
             await asyncio.sleep(STORE_POLL_SECONDS)
-    verdict = judge(facts, settings.minimum_durability, replicas=settings.redis_replicas)
     for warning in verdict.warnings:
         log.warning("store.warning", text=warning)
     if verdict.refusals:
         raise ConfigurationError("the store cannot be used: " + "; ".join(verdict.refusals))
-    return verdict.promises
+    for text in verdict.declared:
+        log.warning("store.declared", text=f"{text} is declared, and was not checked")
+    return verdict
+
+
+async def _judge_store(store: RedisSettings, settings: Settings, *, is_last: bool) -> Verdict:
+    """What the store can promise. Raises Undecided if it does not answer, or not all primaries of a cluster.
+
+    ``is_last``: the primaries of a cluster that answer are enough, because the others may be lost for longer.
+    """
+    minimum, replicas = settings.minimum_durability, settings.redis_replicas
+    declared = Declared(settings.redis_declared_durability, settings.redis_declared_noeviction)
+    if not store.is_cluster:
+        return judge(await check_server(store), minimum, replicas=replicas, declared=declared)
+    found = await check_cluster(store)
+    if found.failures and not (is_last and found.answered):
+        raise Undecided("; ".join(found.failures.values()))
+    return judge_cluster(found, minimum, replicas=replicas, declared=declared)
 
 
 async def dependencies_of(settings: Settings, api: KubernetesApi | None) -> Dependencies:
@@ -166,17 +187,19 @@ async def dependencies_of(settings: Settings, api: KubernetesApi | None) -> Depe
     certificate = certificate_of(settings)
     background_tasks: list[BackgroundTask] = []
     if api is not None and settings.token_review:
-        judge, background_task = reviewing(settings, api)
+        verifier, background_task = reviewing(settings, api)
         background_tasks.append(background_task)
     else:
-        judge = authenticator(settings) or AnonymousAuthenticator()
+        verifier = authenticator(settings) or AnonymousAuthenticator()
     anchor = open_anchor(settings, api)
+    verdict = await check_store(settings)
     return Dependencies(
         settings=settings,
-        promises=await check_store(settings),
+        promises=verdict.promises,
+        declared=verdict.declared,
         store=RedisLogStore(redis_settings(settings)),
         anchor=anchor,
-        authenticator=judge,
+        authenticator=verifier,
         desired=initial,
         single_node=is_single_node(settings),
         certificate=certificate,

@@ -62,7 +62,9 @@ class Settings(BaseSettings):
         Path("var"), description="directory of the anchor and the embedded server"
     )
     redis_url: str = Field(
-        "", description="redis://, rediss:// (TLS) or unix:// URL of the store; empty: embedded"
+        "",
+        description="redis://, rediss:// (TLS) or unix:// URL of the store, or redis+cluster://HOST:PORT,... or"
+        " rediss+cluster:// with some nodes of a cluster; empty: embedded",
     )
     redis_username: str = Field("", description="ACL user, if redis_url names none")
     redis_password_file: Path | None = Field(
@@ -70,7 +72,8 @@ class Settings(BaseSettings):
     )
     redis_ca_file: Path | None = Field(
         None,
-        description="authorities in PEM that verify the certificate of a rediss:// store; none: the system's",
+        description="authorities in PEM that verify the certificates of a rediss:// store and of rediss:// Sentinels;"
+        " none: the system's",
     )
     redis_cert_file: Path | None = Field(
         None,
@@ -80,9 +83,14 @@ class Settings(BaseSettings):
     redis_key_file: Path | None = Field(None, description="private key of the client certificate")
     redis_server_name: str = Field(
         "",
-        description="name that the certificate of a rediss:// store must have; empty: the URL's host",
+        description="name that the certificates of a rediss:// store and of rediss:// Sentinels must have; empty:"
+        " the host of each",
     )
-    redis_sentinels: str = Field("", description="host:port,... of Sentinels instead of redis_url")
+    redis_sentinels: str = Field(
+        "",
+        description="host:port,... of Sentinels instead of redis_url; rediss://host:port,... for TLS to them and to"
+        " the primary",
+    )
     redis_sentinel_master: str = Field(
         "onewriter", description="the primary's name at the Sentinels"
     )
@@ -92,6 +100,15 @@ class Settings(BaseSettings):
     )
     redis_replicas: int = Field(
         0, ge=0, description="replicas that durability AllReplicas waits for; 0: not available"
+    )
+    redis_declared_durability: Durability | None = Field(
+        None,
+        description="durability that an answered write of a managed store has, if the store forbids CONFIG; brokers"
+        " cannot check it and show it as declared",
+    )
+    redis_declared_noeviction: bool = Field(
+        False,
+        description="a managed store that hides its maxmemory-policy never evicts keys; shown as declared",
     )
     buckets: int = Field(64, ge=1, le=4096, description="buckets; fixed for the life of the data")
     minimum_durability: Durability = Field(
@@ -193,7 +210,8 @@ class Settings(BaseSettings):
     resume_window_seconds: float = Field(
         3.0,
         ge=0,
-        description="after a bucket moved: time in which the holder can resume before a waiter is promoted",
+        description="after a bucket moved and its topic was loaded: time in which the holder can resume before a"
+        " waiter is promoted",
     )
     frozen_after_seconds: float = Field(
         2.0,

@@ -1,4 +1,6 @@
-"""Observes the store periodically: its dataset, what it can promise, and how full it is.
+"""Observes the store periodically: its datasets, what it can promise, and how full it is.
+
+A cluster is as full as its fullest primary, and promises what all its primaries promise.
 
 None of this decides who may write. A store that restarted or failed over has another dataset. Without this
 watch, a bucket without writes would not notice, and could neither load a topic nor move a cursor. If a store
@@ -10,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
-from onewriter_broker.log.store.api import Durability, LogStore, Observation
-from onewriter_core.errors import OnewriterError
+from onewriter_broker.log.store.api import Durability, LogStore, Observation, ShardState
+from onewriter_core.errors import OnewriterError, Undecided
 
 INTERVAL_SECONDS = 0.5
 """Interval between two observations of the store."""
@@ -37,11 +39,11 @@ _log = structlog.get_logger(__name__)
 class StoreWatch:
     """Watches one store. ``run`` is the caller's task.
 
-    ``promises`` is the durability that the store was found to promise at the start. Callbacks: ``filled``
-    when it becomes almost full or has room again; ``promised`` when it can promise more; ``dataset`` with the
-    primary's dataset, at every observation; ``returned`` with the maximum of the seconds it was unavailable,
-    when it answers again; ``on_observation`` after all of these, at every observation. ``now`` gives monotonic
-    seconds, ``brokers`` the number of brokers.
+    ``promises`` is the durability that the store was found to promise at the start. Callbacks: ``filled`` when it
+    becomes almost full or has room again; ``promised`` when it can promise more; ``dataset`` with the dataset of each
+    primary and the buckets that it serves (None: all), at every observation; ``returned`` with the maximum of the
+    seconds it was unavailable, when it answers again; ``on_observation`` after all of these, at every observation.
+    ``now`` gives monotonic seconds, ``brokers`` the number of brokers.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class StoreWatch:
         replicas: int,
         filled: Callable[[bool], None],
         promised: Callable[[frozenset[Durability]], None],
-        dataset: Callable[[str], None],
+        dataset: Callable[[str, Collection[int] | None], None],
         returned: Callable[[float], None],
         now: Callable[[], float],
         brokers: Callable[[], int] = lambda: 1,
@@ -62,7 +64,11 @@ class StoreWatch:
         self._interval_seconds = interval_seconds
         self.is_full = False
         self.seen: Observation | None = None
-        """The latest observation; None before the first."""
+        """The latest observation; of a cluster, of all its primaries together. None before the first."""
+        self.shards: Sequence[ShardState] = ()
+        """The primaries of a cluster, in the order of their slots; for another store only one."""
+        self.failovers: dict[int, int] = {}
+        """How often another primary took the place of a shard's primary, by the shard's place in ``shards``."""
         self._store = store
         self._promises = promises
         self._replicas = replicas
@@ -74,17 +80,18 @@ class StoreWatch:
         self._brokers = brokers
         self._on_observation = on_observation
         self._answered_at = now()
-        self._is_away = False
+        self.problem = ""
+        """Why the store did not answer at the latest observation; empty if it answered."""
 
     async def run(self) -> None:
         """Observe until cancelled."""
         while True:
             try:
-                self.observe(await self._store.observe([]))
+                self.observe_shards(await self._store.observe_shards())
             except OnewriterError as error:
-                if not self._is_away:  # once for each time that it is away
+                if not self.problem:  # once for each time that it is away
                     _log.warning("store.away", reason=str(error))
-                self._is_away = True
+                self.problem = str(error) or type(error).__name__
             await asyncio.sleep(self._interval_seconds)
 
     def free_bytes(self, *, is_needed: bool) -> float:
@@ -92,32 +99,50 @@ class StoreWatch:
 
         ``is_needed``: the compaction is a precondition for freeing memory.
         """
-        seen = self.seen
-        if seen is None or seen.memory_bytes_max == 0:
+        limited = [seen for seen in self._seen_each() if seen.memory_bytes_max > 0]
+        if not limited:
             return math.inf
         if self.is_full and not is_needed:
             return 0.0
         share = COMPACT_BELOW if is_needed else FULL_ABOVE
-        free_bytes = max(0.0, share * seen.memory_bytes_max - seen.memory_bytes_used)
+        free = (share * seen.memory_bytes_max - seen.memory_bytes_used for seen in limited)
+        free_bytes = max(0.0, min(free))
         return free_bytes / self._brokers() if is_needed else free_bytes
 
     async def observed_free_bytes(self, *, is_needed: bool) -> float:
         """The same, by an observation made now. Raises Undecided."""
-        self.observe(await self._store.observe([]))
+        self.observe_shards(await self._store.observe_shards())
         return self.free_bytes(is_needed=is_needed)
 
-    def observe(self, seen: Observation) -> None:
-        """Handle one observation."""
-        self.seen = seen
+    def seen_of(self, bucket: int) -> Observation | None:
+        """The latest observation of the primary that serves the bucket; None if it did not answer."""
+        for shard in self.shards:
+            if shard.buckets is None or bucket in shard.buckets:
+                return shard.seen
+        return None
+
+    def counted(self) -> list[tuple[ShardState, int]]:
+        """The primaries, each with its number of failovers."""
+        return [(shard, self.failovers.get(place, 0)) for place, shard in enumerate(self.shards)]
+
+    def observe_shards(self, shards: Sequence[ShardState]) -> None:
+        """Handle one observation of each primary. Raises Undecided if none answered."""
+        self._compare(shards)
+        self.shards = shards
+        each = self._seen_each()
+        if not each:
+            raise Undecided("; ".join(f"{shard.address}: {shard.problem}" for shard in shards))
+        self.seen = seen = together(each)
         away_seconds = self._now() - self._answered_at
         self._answered_at += away_seconds
-        if self._is_away:
-            self._is_away = False
+        if self.problem:
+            self.problem = ""
             _log.info("store.returned", away_seconds=round(away_seconds, 1))
             self._returned(away_seconds)
-        if seen.is_primary:
-            self._dataset(seen.replid)
-        is_full = nearly_full(seen, was_full=self.is_full)
+        for shard in shards:
+            if shard.seen is not None and shard.seen.is_primary:
+                self._dataset(shard.seen.replid, shard.buckets)
+        is_full = any(nearly_full(one, was_full=self.is_full) for one in each)
         if is_full != self.is_full:
             self.is_full = is_full
             used, limit = seen.memory_bytes_used, seen.memory_bytes_max
@@ -132,6 +157,58 @@ class StoreWatch:
             _log.info("store.promises", durabilities=sorted(each.value for each in promises))
             self._promised(promises)
         self._on_observation(seen)
+
+    def _seen_each(self) -> list[Observation]:
+        return [shard.seen for shard in self.shards if shard.seen is not None]
+
+    def _compare(self, shards: Sequence[ShardState]) -> None:
+        """Count and log what changed since the last observation."""
+        former = {shard.address: shard.seen is not None for shard in self.shards}
+        for shard in shards:
+            if shard.seen is None and former.get(shard.address, True):
+                _log.warning("store.shard_away", primary=shard.address, reason=shard.problem)
+            elif shard.seen is not None and not former.get(shard.address, True):
+                _log.info("store.shard_returned", primary=shard.address)
+        self._log_faults(shards)
+        if len(shards) != len(self.shards):
+            return
+        for place, (before, after) in enumerate(zip(self.shards, shards, strict=True)):
+            if before.address != after.address and before.buckets == after.buckets:
+                self.failovers[place] = self.failovers.get(place, 0) + 1
+                _log.warning("store.failover", primary=after.address, former=before.address)
+
+    def _log_faults(self, shards: Sequence[ShardState]) -> None:
+        """Log the faults that appeared or ended since the last observation of the same primary."""
+        former = {shard.address: shard.seen.faults for shard in self.shards if shard.seen}
+        for shard in shards:
+            if shard.seen is None:
+                continue
+            before = former.get(shard.address, ())
+            for fault in shard.seen.faults:
+                if fault not in before:
+                    _log.error("store.fault", primary=shard.address, fault=fault)
+            for fault in before:
+                if fault not in shard.seen.faults:
+                    _log.info("store.fault_ended", primary=shard.address, fault=fault)
+
+
+def together(each: Sequence[Observation]) -> Observation:
+    """What several primaries have together; a replica count is the lowest one."""
+    if len(each) == 1:
+        return each[0]
+    is_limited = all(seen.memory_bytes_max for seen in each)
+    return Observation(
+        replid="",
+        previous_replid="",
+        is_primary=all(seen.is_primary for seen in each),
+        replicas=min(seen.replicas for seen in each),
+        units={},
+        memory_bytes_used=sum(seen.memory_bytes_used for seen in each),
+        memory_bytes_max=sum(seen.memory_bytes_max for seen in each) if is_limited else 0,
+        replication_lag_bytes=max(seen.replication_lag_bytes for seen in each),
+        sync_seconds=max(seen.sync_seconds for seen in each),
+        faults=tuple(dict.fromkeys(fault for seen in each for fault in seen.faults)),
+    )
 
 
 def nearly_full(seen: Observation, *, was_full: bool) -> bool:

@@ -6,9 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from charts.generator import dashboard, documents, schema
-
-from onewriter_core.api import crd
+from charts.generator import crd, dashboard, documents, schema
 
 CHART = Path(__file__).resolve().parents[1] / "onewriter"
 

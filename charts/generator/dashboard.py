@@ -43,6 +43,10 @@ def _rate(metric: str, by: str = "") -> str:
     return f"sum{grouped} (rate(onewriter_{metric}{{{_WHERE}}}[$__rate_interval]))"
 
 
+def _shard(metric: str, function: str) -> str:
+    return f"{function} by (shard) (onewriter_store_shard_{metric}{{{_WHERE}}})"
+
+
 ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
     (
         "Who writes",
@@ -127,6 +131,65 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
             Panel("Connections", ((_sum("connections", "pod"), "{{pod}}"),)),
             Panel("Producers", ((_sum("producers", "pod"), "{{pod}}"),)),
             Panel("Buckets", ((_sum("buckets_owned", "pod"), "{{pod}}"),)),
+        ),
+    ),
+    (
+        "The store",
+        (
+            Panel(
+                "Shards that answer",
+                ((_shard("up", "max"), "shard {{shard}}"),),
+                text="0: no broker reaches the primary of the shard. Its topics wait.",
+            ),
+            Panel("Replicas", ((_shard("replicas", "max"), "shard {{shard}}"),)),
+            Panel(
+                "Replication lag",
+                ((_shard("replication_lag_bytes", "max"), "shard {{shard}}"),),
+                unit="bytes",
+                text="What the slowest connected replica is behind: a promotion may lose it under durability Local.",
+            ),
+            Panel(
+                "Memory",
+                (
+                    (_shard("memory_used_bytes", "max"), "shard {{shard}}"),
+                    (_shard("memory_max_bytes", "max"), "limit of shard {{shard}}"),
+                ),
+                unit="bytes",
+            ),
+            Panel(
+                "Time for syncs",
+                (
+                    (
+                        (
+                            "max by (shard) (rate(onewriter_store_shard_sync_seconds_total"
+                            f"{{{_WHERE}}}[$__rate_interval]))"
+                        ),
+                        "shard {{shard}}",
+                    ),
+                ),
+                unit="percentunit",
+                text="The part of the time in which the primary writes and syncs its append-only file.",
+            ),
+            Panel("Buckets of shards", ((_shard("buckets", "max"), "shard {{shard}}"),)),
+            Panel(
+                "Failovers",
+                (
+                    (
+                        (
+                            "max by (shard) (increase(onewriter_store_shard_failovers_total"
+                            f"{{{_WHERE}}}[1h]))"
+                        ),
+                        "shard {{shard}}",
+                    ),
+                ),
+                text="Within an hour, as one broker sees them.",
+            ),
+            Panel("Faults of files", ((_shard("faults", "max"), "shard {{shard}}"),)),
+            Panel(
+                "Logs at risk",
+                ((_sum("ranges_at_risk_total"), "logs"),),
+                text="Logs in which entries may have been acknowledged and lost.",
+            ),
         ),
     ),
     (

@@ -34,6 +34,8 @@ helm test onewriter --namespace onewriter
 
 It needs Kubernetes 1.33 or later, and runs in a namespace that enforces the `restricted` Pod Security Standard.
 
+* Values for production, where the store is a cluster on three nodes: [examples/production.yaml](examples/production.yaml)
+* Values for a trial, with one pod of each component, and their risk: [examples/minimal.yaml](examples/minimal.yaml)
 * Install, upgrade, back up, restore, size and secure: [docs/install.md](../../docs/install.md)
 * What happens when a component fails: [docs/failures.md](../../docs/failures.md)
 * A health check of topics and claims for Argo CD: [argocd/health.lua](argocd/health.lua)

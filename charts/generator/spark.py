@@ -195,6 +195,25 @@ class Trim(ApiModel):
     """Resources of the job's pod; it needs no Spark."""
 
 
+class Verification(ApiModel):
+    """Compares the tables with the logs, and with what brokers witnessed of their copies."""
+
+    enabled: bool = False
+    """Whether to install the job. Its account gets the role pipeline, because it reads every topic; it reads the tables' volume only."""
+    schedule: Schedule = "53 4 * * *"
+    """Schedule in cron syntax, in UTC. A run reads all tables."""
+    suspend: bool = False
+    """Whether the schedule is suspended."""
+    args: ListOf[str] = ()
+    """Further arguments: --keep-days=N, if `table --keep-days=N` drops old days."""
+    timeout_seconds: Annotated[int, Field(ge=60)] = 21600
+    """A run that takes longer is ended."""
+    resources: Resources = Resources(
+        requests={"cpu": "100m", "memory": "512Mi"}, limits={"memory": "2Gi"}
+    )
+    """Resources of the job's pod; it needs no Spark."""
+
+
 class Retention(ApiModel):
     """Removal of messages from the store's memory."""
 
@@ -242,6 +261,8 @@ class SparkValues(ApiModel):
     """The scheduled jobs."""
     retention: Retention = Retention()
     """Removal of messages from the store's memory."""
+    verification: Verification = Verification()
+    """Compares the tables with the logs, and with what brokers witnessed of their copies."""
     executors: Executors = Executors()
     """The executors, for runners with several pods."""
     conf: Conf = {}

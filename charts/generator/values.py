@@ -22,6 +22,7 @@ from onewriter_operator.configuration import (
     Quotas,
     Resources,
     Sidecar,
+    StoreLayout,
     TenancyOptions,
     Valkey,
     check_promise,
@@ -76,7 +77,7 @@ class OperatorValues(PodOptions):
     )
     """Resources of each replica."""
     pod_disruption_budget: Budget = Budget()
-    """PodDisruptionBudget: how many pods a drain may evict at once."""
+    """PodDisruptionBudget: how many pods a drain may evict at the same time."""
     namespaces: ListOf[Annotated[str, Field(pattern=DNS_LABEL)]] = ()
     """Namespaces that the operator manages, with rights only in these; empty: all."""
     resync_seconds: Annotated[float, Field(ge=10, strict=False)] = 300.0
@@ -222,6 +223,8 @@ class Values(ApiModel):
     """The image of all components."""
     brokers: Brokers = Brokers()
     """The brokers, which clients connect to."""
+    store: StoreLayout = StoreLayout()
+    """Processes of the installed store. In a cluster, memory, volume and resources of valkey are those of each process."""
     valkey: Valkey = Valkey()
     """The store that the chart installs."""
     external_store: ExternalStore = ExternalStore()
@@ -255,5 +258,5 @@ class Values(ApiModel):
 
     @model_validator(mode="after")
     def _promises_what_it_keeps(self) -> Self:
-        check_promise(self.brokers, self.valkey, self.external_store)
+        check_promise(self.brokers, self.store, self.valkey, self.external_store)
         return self

@@ -102,9 +102,8 @@ class Client:
             raise Closed("the client is not open") from None
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        if (
-            not self._is_open
-        ):  # the client is ending: it has cancelled all other tasks and waits for them
+        if not self._is_open:
+            # The client is ending: it has cancelled all other tasks and waits for them.
             task.cancel()
         return task
 
@@ -117,17 +116,11 @@ class Client:
     ) -> Producer:
         """Start a producer without waiting; ``Producer.ready`` waits until it may write.
 
-        The client calls ``on_change`` at once whenever the producer's state or trouble changes; it must
+        The client calls ``on_change`` immediately whenever the producer's state or trouble changes; it must
         not block or raise. Raises ConfigurationError for an invalid topic name, Closed.
         """
-        if not self._is_open:
-            raise Closed("the client is not open: use it in an async with statement")
-        try:
-            name = TopicName.parse(topic)
-        except InvalidTopicName as error:
-            raise ConfigurationError(str(error)) from error
         producer = Producer(
-            name,
+            self._topic_name(topic),
             options or ProducerOptions(),
             next(self._producer_ids),
             directory=self._directory,
@@ -162,9 +155,9 @@ class Client:
             async with asyncio.timeout(seconds):
                 await producer.ready()
         except TimeoutError as error:
-            trouble = producer.trouble or "it is still queued"
+            reason = producer.trouble or "it is still queued"
             producer.abandon()
-            raise Unavailable(f"no producer for {topic} within {seconds:g} s: {trouble}") from error
+            raise Unavailable(f"no producer for {topic} within {seconds:g} s: {reason}") from error
         except BaseException:
             producer.abandon()
             raise
@@ -233,13 +226,7 @@ class Client:
         for a topic that does not exist and for brokers other than onewriter's, Unavailable if no broker
         answered within ``Limits.operation_timeout_seconds``, ConfigurationError for an invalid name, Closed.
         """
-        if not self._is_open:
-            raise Closed("the client is not open: use it in an async with statement")
-        try:
-            name = TopicName.parse(topic)
-        except InvalidTopicName as error:
-            raise ConfigurationError(str(error)) from error
-        return await self._checks.check(name, epoch)
+        return await self._checks.check(self._topic_name(topic), epoch)
 
     async def partitions_of(self, topic: str) -> int:
         """Return the number of partitions of a topic; 0 for a topic without partitions.
@@ -285,7 +272,7 @@ class Client:
         active leader during this read, and the read takes as long as the log since that announcement is:
         leaders keep it short by announcing from time to time.
 
-        The client calls ``on_lost`` at once when the leadership is over; see ``Leadership.lost``. Leaving
+        The client calls ``on_lost`` immediately when the leadership is over; see ``Leadership.lost``. Leaving
         the block hands the topic over. Before that, accepted messages get their receipts, for at most
         ``handover_timeout_seconds`` (default: ``Limits.operation_timeout_seconds``).
 
@@ -329,7 +316,7 @@ class Client:
         an equal generation of a later process with the same ``identity``, and to generation 0 if the
         requester has the permission for it.
 
-        Returns one Ownership per resource, in the order of the call. A denied ownership is over at once, and
+        Returns one Ownership per resource, in the order of the call. A denied ownership is over immediately, and
         reading its ``generation`` raises the reason. Leaving the block, or ``release``, releases all
         resources. For ``serve_seconds`` (at most 3) after each proof the owner may act without asking
         (``Ownership.may_serve``), and a successor is granted only after that time. Raises
@@ -374,10 +361,10 @@ class Client:
             async with asyncio.timeout(seconds):
                 await consumer.ready()
         except TimeoutError as error:
-            trouble = consumer.trouble
+            reason = consumer.trouble or "no broker answered"
             consumer.abandon()
             raise Unavailable(
-                f"no consumer of {consumer.topic} within {seconds:g} s: {trouble}"
+                f"no consumer of {consumer.topic} within {seconds:g} s: {reason}"
             ) from error
         except BaseException:
             consumer.abandon()
@@ -406,7 +393,9 @@ class Client:
             ):
                 return await newest_leader(reader)
         except TimeoutError as error:
-            raise Unavailable(f"{topic} was not read back within {seconds:g} s") from error
+            raise Unavailable(
+                f"no announcement of a leader was found in {topic} within {seconds:g} s"
+            ) from error
 
     async def _forget_when_ended(self, producer: Producer) -> None:
         await producer.ended()

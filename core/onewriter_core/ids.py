@@ -14,6 +14,7 @@ import re
 import sys
 import zlib
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 NUMBER_MAX = 2**53 - 1
@@ -21,6 +22,9 @@ NUMBER_MAX = 2**53 - 1
 
 TOPIC_NAME_LENGTH_MAX = 512
 """The maximum length in bytes of a topic's full name, without the suffix of a partition."""
+
+NAMES_PARSED_MAX = 4096
+"""Parsed names that are kept: a broker gets each name several times within a short time."""
 
 PARTITION_SUFFIX = "-partition-"
 _PARTITION = re.compile(r"(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,4})")
@@ -100,6 +104,8 @@ class TopicName:
     local: str
     partition: int | None = None
     domain: str = "persistent"
+    _text: str = field(default="", init=False, repr=False, compare=False)
+    """The full name, after it was asked for once."""
 
     @classmethod
     def parse(cls, text: str, *, is_stored: bool = False) -> TopicName:
@@ -108,6 +114,10 @@ class TopicName:
         Raises InvalidTopicName. A ``-partition-N`` suffix is parsed as in Pulsar.
         ``is_stored``: accept a name that is too long, because earlier versions stored some.
         """
+        return _parsed(text, is_stored)
+
+    @classmethod
+    def _parse(cls, text: str, *, is_stored: bool) -> TopicName:
         domain, separator, rest = text.partition("://")
         if not separator:
             domain, rest = "persistent", text
@@ -169,7 +179,16 @@ class TopicName:
         return replace(self, partition=partition)
 
     def __str__(self) -> str:
-        return f"{self.domain}://{self.tenant}/{self.namespace}/{self.local_name}"
+        text = self._text
+        if not text:
+            text = f"{self.domain}://{self.tenant}/{self.namespace}/{self.local_name}"
+            object.__setattr__(self, "_text", text)
+        return text
+
+
+@lru_cache(NAMES_PARSED_MAX)
+def _parsed(text: str, is_stored: bool) -> TopicName:
+    return TopicName._parse(text, is_stored=is_stored)  # noqa: SLF001 - the part of ``parse`` that is kept
 
 
 _HASH_TAG = re.compile(r"\{([^}]+)\}")

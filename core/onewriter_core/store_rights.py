@@ -1,4 +1,4 @@
-"""The ACL rules of the brokers' user of the store.
+"""The ACL rules of the brokers' user of the store, and of the users that keep a cluster.
 
 The broker checks that the server grants it no other rights. Code that sets up servers uses the same rules. They name
 only the commands that a broker sends, by itself or in its scripts.
@@ -34,6 +34,7 @@ _COMMANDS: Final = (
     "exec",
     "wait",
     "config|get",  # appendfsync and min-replicas-to-write, which INFO does not show
+    "cluster|nodes",  # which primary of a cluster serves what
     "client|id",
     "client|kill",  # its own former connection, so that no command sent there is executed late
 )
@@ -48,3 +49,30 @@ def broker_acl_rules() -> str:
     """
     rules = ["resetkeys", "resetchannels", "~ow:*", "-@all", *(f"+{name}" for name in _COMMANDS)]
     return " ".join(rules)
+
+
+_OPERATOR_COMMANDS: Final = (
+    "ping",
+    "info",
+    "cluster|nodes",
+    "cluster|info",
+    "cluster|meet",
+    "cluster|addslotsrange",
+    "cluster|replicate",
+    "cluster|forget",
+    "cluster|failover",
+)
+
+
+def operator_acl_rules() -> str:
+    """The rules of ``ACL SETUSER`` for the operator, which forms and repairs a cluster; add ``on`` and a password.
+
+    The user reads and writes no key, and has no command that deletes data.
+    """
+    rules = ["resetkeys", "resetchannels", "-@all", *(f"+{name}" for name in _OPERATOR_COMMANDS)]
+    return " ".join(rules)
+
+
+def replica_acl_rules() -> str:
+    """The rules of ``ACL SETUSER`` for the replicas of a cluster; add ``on`` and a password."""
+    return "resetkeys resetchannels -@all +ping +psync +replconf"

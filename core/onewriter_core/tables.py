@@ -1,13 +1,14 @@
-"""The tables that commands print for people, also for the brokers' answers.
+"""The pages and tables that commands print for people, also for the brokers' answers.
 
-This module only prints. The broker decides what is shown.
+A page is a value: ``page`` prints it. The broker decides what is shown of its answers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import click
 from rich import box
@@ -16,7 +17,6 @@ from rich.markup import escape
 from rich.table import Table
 
 Json = dict[str, Any]
-Row = TypeVar("Row", bound=Mapping[str, Any])
 
 DEFAULT_PREFIX = "persistent://public/default/"
 WIDTH_MIN = 110
@@ -26,8 +26,39 @@ WIDTH_MAX = 10_000
 """The width in columns without a terminal: no line is wrapped."""
 
 
+NAME_WIDTH_MIN = 14
+"""The minimum width of the names on a page, in columns."""
+
 _WHOLE = frozenset({"AT", "KIND", "CAUSE", "EPOCH", "STATE", "LEDGER"})
 """Columns that are never wrapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of a page. It is not printed without rows."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Names with their values, and the tables below them."""
+
+    facts: Sequence[tuple[str, object]]
+    sections: Sequence[Section]
+
+
+def page(shown: Page) -> None:
+    """Print a page: one line for each name and value, then each table with its title."""
+    width = max(NAME_WIDTH_MIN, *(len(name) + 2 for name, _ in shown.facts))
+    for name, value in shown.facts:
+        click.echo(f"{name + ':':<{width}}{text(value)}")
+    for section in shown.sections:
+        if section.rows:
+            click.echo(f"\n{section.title}:")
+            table(section.columns, section.rows)
 
 
 def as_json(answer: object) -> None:
@@ -82,23 +113,25 @@ def status(answer: Json) -> None:
         ("bucket", answer["bucket"]),
         ("store", _store(answer.get("store") or {})),
     ]
+    if answer.get("shard"):
+        facts.append(("shard", _shard(answer["shard"])))
     if answer.get("waitingReason"):
         facts.append(("not served", answer["waitingReason"]))
-    properties(facts)
-    section("waiters", answer["waiters"], _waiters)
-    section("shared producers", answer.get("sharedProducers") or [], _shared)
     partitions = answer["slots"]
-    if len(partitions) > 1:
-        section("partitions", partitions, _partitions)
-    section("transitions", answer["transitions"], _transitions)
-    section("lost entries", answer.get("losses") or [], _losses)
-    section("refused", answer.get("refusals") or [], _refusals)
-
-
-def properties(facts: Iterable[tuple[str, object]]) -> None:
-    """One line for each name and value."""
-    for name, value in facts:
-        click.echo(f"{name + ':':<14}{text(value)}")
+    page(
+        Page(
+            facts,
+            [
+                _waiters(answer["waiters"]),
+                _shared(answer.get("sharedProducers") or []),
+                _partitions(partitions if len(partitions) > 1 else []),
+                _transitions(answer["transitions"]),
+                _losses(answer.get("losses") or []),
+                _at_risk(answer.get("atRisk") or []),
+                _refusals(answer.get("refusals") or []),
+            ],
+        )
+    )
 
 
 def _holder(holder: Json) -> list[tuple[str, object]]:
@@ -122,10 +155,20 @@ def _store(seen: Json) -> str:
     return f"dataset {seen['dataset'][:12]}, {seen['replicas']} replicas"
 
 
-def _waiters(rows: Sequence[Json]) -> None:
-    table(
+def _shard(seen: Json) -> str:
+    """The shard of a cluster that has the topic."""
+    place = f"primary {seen['primary']}, {seen['buckets']} buckets, {seen['failovers']} failovers"
+    if not seen["reachable"]:
+        return f"{place}, does not answer: {seen['reason']}"
+    lag = f"replicas {seen['replicationLagBytes']} bytes behind"
+    return ", ".join([place, lag, *(f"fault: {fault}" for fault in seen["faults"])])
+
+
+def _waiters(rows: Sequence[Json]) -> Section:
+    return Section(
+        "waiters",
         ("PLACE", "PRIORITY", "PRODUCER", "CLAIM", "ADDRESS", "WAITING S"),
-        (
+        [
             (
                 row["place"],
                 row["priority"],
@@ -135,24 +178,26 @@ def _waiters(rows: Sequence[Json]) -> None:
                 None if row["waitingSeconds"] is None else f"{row['waitingSeconds']:.1f}",
             )
             for row in rows
-        ),
+        ],
     )
 
 
-def _shared(rows: Sequence[Json]) -> None:
-    table(
+def _shared(rows: Sequence[Json]) -> Section:
+    return Section(
+        "shared producers",
         ("PRODUCER", "SUBJECT", "PARTITION"),
-        ((row["producerName"], row["subject"], row["partition"]) for row in rows),
+        [(row["producerName"], row["subject"], row["partition"]) for row in rows],
     )
 
 
-def _partitions(rows: Sequence[Json]) -> None:
-    table(
+def _partitions(rows: Sequence[Json]) -> Section:
+    return Section(
+        "partitions",
         ("PARTITION", "EPOCH", "LEDGER", "STATE", "HOLDER"),
-        (
+        [
             (row["partition"], row["epoch"], row["ledger"], row["state"], row["holder"])
             for row in rows
-        ),
+        ],
     )
 
 
@@ -166,10 +211,11 @@ def times(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in names)
 
 
-def _transitions(rows: Sequence[Json]) -> None:
-    table(
+def _transitions(rows: Sequence[Json]) -> Section:
+    return Section(
+        "transitions",
         ("AT", "KIND", "CAUSE", "EPOCH", "OLD HOLDER", "HOLDER", *TIMES),
-        (
+        [
             (
                 row["at"],
                 row["kind"],
@@ -180,21 +226,31 @@ def _transitions(rows: Sequence[Json]) -> None:
                 *times(row),
             )
             for row in rows
-        ),
+        ],
     )
 
 
-def _losses(rows: Sequence[Json]) -> None:
-    table(
+def _losses(rows: Sequence[Json]) -> Section:
+    return Section(
+        "lost entries",
         ("LOG", "ENTRIES", "BEHIND", "UP TO"),
-        ((short(row["topic"]), row["entries"], row["after"], row["last"]) for row in rows),
+        [(short(row["topic"]), row["entries"], row["after"], row["last"]) for row in rows],
     )
 
 
-def _refusals(rows: Sequence[Json]) -> None:
-    table(
+def _at_risk(rows: Sequence[Json]) -> Section:
+    return Section(
+        "entries at risk",
+        ("LOG", "AFTER", "UP TO LEDGER", "DURABILITY"),
+        [(short(row["topic"]), row["after"], row["ledger"], row["durability"]) for row in rows],
+    )
+
+
+def _refusals(rows: Sequence[Json]) -> Section:
+    return Section(
+        "refused",
         ("SUBJECT", "RIGHT", "TIMES", "LAST"),
-        ((row["subject"] or "anonymous", row["right"], row["count"], row["last"]) for row in rows),
+        [(row["subject"] or "anonymous", row["right"], row["count"], row["last"]) for row in rows],
     )
 
 
@@ -259,13 +315,6 @@ def _owned(row: Json) -> str:
     if not row["owned"]:
         return "vacant"
     return "owned" if row["connected"] else "its owner is away"
-
-
-def section(title: str, rows: Sequence[Row], show: Callable[[Sequence[Row]], None]) -> None:
-    """A table with a title. Prints nothing without rows."""
-    if rows:
-        click.echo(f"\n{title}:")
-        show(rows)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -7,6 +7,7 @@ code that raised it, which a developer needs to find the defect.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -112,6 +113,23 @@ class _LibraryLog(logging.Handler):
         RequestLog(record.name, self._throttle).write(
             record.levelno, "library", error, at=f"{record.module}:{record.lineno}"
         )
+
+
+def configure_structlog(level: int, *renderers: structlog.typing.Processor) -> None:
+    """Write structlog's events to standard error, one line and one write per event."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            *renderers,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    quiet_libraries()
 
 
 def quiet_libraries() -> None:

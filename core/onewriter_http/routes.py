@@ -20,7 +20,7 @@ Rule = TypeVar("Rule")
 class Callers(StrEnum):
     """The callers of a route, for a server that authenticates no identities."""
 
-    PUBLIC = "everybody who reaches the port"
+    PUBLIC = "all clients that reach the port"
     SCRAPER = "clients with the token of metrics_token_file; all clients if there is no such file"
     POD = "the containers of the same pod"
     API_SERVER = "the Kubernetes API server, and clients that reach the same port"

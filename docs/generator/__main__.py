@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 from docs.generator import commands, metrics, names, openapi, resources, routes, settings
 
-from onewriter_broker.testing.in_process import in_process_broker
+from onewriter_testing.in_process import in_process_broker
 
 REFERENCE: Final = Path(__file__).resolve().parents[1] / "reference"
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Metric
 
 from onewriter.sidecar.metrics import Metrics as SidecarMetrics
 from onewriter_broker.http.metrics import Metrics as BrokerMetrics
-from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_operator.metrics import Metrics as OperatorMetrics
+from onewriter_testing.in_process import InProcessBroker
 
 INTRODUCTION: Final = """
 A counter's samples end in `_total`, a histogram's in `_bucket`, `_sum` and `_count`. Brokers serve `/metrics` as

@@ -14,7 +14,7 @@ from docs.generator import commands, metrics, resources, settings
 from docs.generator.tables import page
 from pydantic import BaseModel
 
-from onewriter_broker.testing.in_process import InProcessBroker
+from onewriter_testing.in_process import InProcessBroker
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("core", "broker", "client", "operator", "pipeline")
@@ -42,10 +42,12 @@ def text(broker: InProcessBroker, routes: Routes) -> str:
     """The whole page."""
     sections = {
         "Commands and options": commands.names(),
-        "Environment variables": sorted({*settings.variables(), *_said(VARIABLE)}),
-        "Properties of messages, producers, consumers and tables": _said(PROPERTY, NO_PROPERTIES),
-        "Labels, annotations and finalizers of Kubernetes objects": _said(ANNOTATION),
-        "Headers of HTTP": _said(HEADER),
+        "Environment variables": sorted({*settings.variables(), *_mentioned(VARIABLE)}),
+        "Properties of messages, producers, consumers and tables": _mentioned(
+            PROPERTY, NO_PROPERTIES
+        ),
+        "Labels, annotations and finalizers of Kubernetes objects": _mentioned(ANNOTATION),
+        "Headers of HTTP": _mentioned(HEADER),
         "Fields of Kubernetes objects": resources.names(),
         "Values of the chart": list(_values(Values, "")),
         "Metrics": metrics.names(broker),
@@ -57,7 +59,7 @@ def text(broker: InProcessBroker, routes: Routes) -> str:
     return page("Names that users depend on", INTRODUCTION, *parts)
 
 
-def _said(pattern: re.Pattern[str], without: frozenset[str] = frozenset()) -> list[str]:
+def _mentioned(pattern: re.Pattern[str], without: frozenset[str] = frozenset()) -> list[str]:
     """What the code has as a text of its own and looks like that."""
     return sorted({each for each in _texts() if pattern.fullmatch(each)} - without)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from charts.generator import crd
 from docs.generator.tables import code, page, prose, table
-
-from onewriter_core.api import crd
 
 Schema = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from aiohttp import web
 from tests.attacks.fuzzing import routes as tested
 
-from onewriter_broker.testing.in_process import InProcessBroker
+from onewriter_testing.in_process import InProcessBroker
 
 
 def names(broker: InProcessBroker) -> dict[str, list[str]]:

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 POD = os.environ["POD"]
@@ -20,6 +21,7 @@ TURN_SECONDS = float(os.environ.get("TURN_SECONDS", "0"))
 INTERVAL_SECONDS = float(os.environ.get("INTERVAL_SECONDS", "0.1"))
 
 SIDECAR = ("127.0.0.1", 6680)
+RELEASE_KEY = Path("/dev/shm/onewriter-release-key")  # noqa: S108 - its permissions protect it
 REQUEST_SECONDS = 40
 RETRY_SECONDS = 0.2
 
@@ -58,8 +60,15 @@ class Writer:
         while self.publish():
             time.sleep(INTERVAL_SECONDS)
             if TURN_SECONDS and time.monotonic() - self.since > TURN_SECONDS:
-                self.ask("POST", "/release")
+                self.release()
         self.session = ""
+
+    def release(self) -> None:
+        """Hand the topic over, with the key that the sidecar's user and group can read."""
+        key = f"Bearer {RELEASE_KEY.read_text().strip()}"
+        status, answer = self.ask("POST", "/release", headers={"Authorization": key})
+        if status != 200:
+            raise RuntimeError(f"the sidecar refused a release: {answer}")
 
     def publish(self) -> bool:
         """Publish the next line; return whether the session continues."""

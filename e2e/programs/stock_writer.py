@@ -38,18 +38,26 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def identity() -> dict[str, Any]:
+    """The options of a client that connects to the brokers itself."""
+    return {
+        "tls_trust_certs_file_path": os.environ["CA_FILE"],
+        "tls_validate_hostname": True,
+        "authentication": pulsar.AuthenticationToken(Path(os.environ["TOKEN_FILE"]).read_text),
+    }
+
+
 class Writer:
     """Leads, writes, loses the topic, and starts again. ``producer`` is set while it leads."""
 
     def __init__(self) -> None:
         self.producer: pulsar.Producer | None = None
         self.client = pulsar.Client(
-            os.environ["SERVICE_URL"],
-            tls_trust_certs_file_path=os.environ["CA_FILE"],
-            tls_validate_hostname=True,
-            authentication=pulsar.AuthenticationToken(Path(os.environ["TOKEN_FILE"]).read_text),
+            # A relay in the pod is reached without TLS and without a token.
+            os.environ.get("SERVICE_URL") or os.environ["ONEWRITER_SERVICE_URL"],
             operation_timeout_seconds=FOR_EVER_SECONDS,
             logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Warn),
+            **(identity() if "TOKEN_FILE" in os.environ else {}),
         )
 
     def run(self) -> None:
@@ -77,10 +85,10 @@ class Writer:
         while not TURN_SECONDS or time.monotonic() - since < TURN_SECONDS:
             number += 1
             line["number"] = number
-            asked = time.monotonic()
+            started = time.monotonic()
             found = producer.send(json.dumps(line).encode())
             position = f"{found.ledger_id()}-{found.entry_id()}"
-            report("wrote", **line, position=position, tookMs=took_ms(asked), atMs=now_ms())
+            report("wrote", **line, position=position, tookMs=took_ms(started), atMs=now_ms())
             time.sleep(INTERVAL_SECONDS)
         self.producer = None
         producer.close()

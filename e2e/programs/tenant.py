@@ -87,10 +87,10 @@ class Tenant:
 
     def write(self) -> dict[str, Any]:
         """Lead and write one line in each access mode; a subscription is created before that."""
-        said = {"subscribed": attempt(self._subscribed)}
+        answer = {"subscribed": attempt(self._subscribed)}
         for mode in MODES:
-            said[mode.name] = attempt(partial(self._written, mode))
-        return said
+            answer[mode.name] = attempt(partial(self._written, mode))
+        return answer
 
     def _subscribed(self) -> str:
         self.client.subscribe(TOPIC, GROUP).close()
@@ -159,8 +159,8 @@ class Tenant:
 
 def main() -> None:
     tenant = Tenant()
-    said = {verb: getattr(tenant, verb)() for verb in VERBS}
-    print(json.dumps(said), flush=True)
+    answer = {verb: getattr(tenant, verb)() for verb in VERBS}
+    print(json.dumps(answer), flush=True)
     os._exit(0)  # otherwise threads of the C++ client may abort the process at shutdown
 
 

@@ -100,9 +100,9 @@ class Stage:
         self._client.close()
 
     def _all_asked(self) -> bool:
-        asked = len(self.processes)
+        count = len(self.processes)
         return all(
-            int(topic.get("waiting", 0)) + (topic.get("holder") is not None) == asked
+            int(topic.get("waiting", 0)) + (topic.get("holder") is not None) == count
             for topic in map(self._status, range(self._options.endpoints))
         )
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from onewriter_core.broker_http import Broker
 from onewriter_core.errors import Refused, ServerError, Unavailable
-from onewriter_kubectl.installation import Installation, pods, port
-from onewriter_kubectl.kubectl import Json, Kubectl
-from onewriter_kubectl.objects import metadata
+from onewriter_core.json_values import Json
+from onewriter_kubectl.installation import Installation, pods
+from onewriter_kubectl.kubectl import Kubectl
 from onewriter_kubectl.tunnel import Tunnel
 
 AUDIENCE: Final = "onewriter"
@@ -72,7 +72,7 @@ class Brokers:
         self._urls.clear()
         self._broker = None
 
-    def _with_token_error(self, ask: Callable[[Broker], dict[str, Any]]) -> Json:
+    def _with_token_error(self, ask: Callable[[Broker], Json]) -> Json:
         if self._broker is None:
             self._broker = self._connected()
         try:
@@ -90,7 +90,7 @@ class Brokers:
             return Broker(self._url, token, ca_file=self._ca_file)
         installation = self._find()
         for pod in pods(self._kubectl, installation, "broker"):
-            self._ports[str(metadata(pod)["name"])] = port(pod, "http", PORT_HTTP)
+            self._ports[pod.key.name] = pod.port("http") or PORT_HTTP
         if not self._ports:
             raise Unavailable(f"{installation} has no broker pods")
         problems = []

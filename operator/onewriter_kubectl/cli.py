@@ -20,10 +20,12 @@ from onewriter_core import tables
 from onewriter_core.broker_http import topic_path
 from onewriter_core.command import DISTRIBUTION, output_option, run
 from onewriter_core.errors import ConfigurationError, OnewriterError, Refused, ServerError
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.objects import TopicObject
+from onewriter_core.topic_view import parse_view
 from onewriter_kubectl import lookups, orders, reasons, timeline, views
 from onewriter_kubectl.installation import operator_problem
-from onewriter_kubectl.kubectl import Json, Missing
-from onewriter_kubectl.objects import condition, status
+from onewriter_kubectl.kubectl import Missing
 from onewriter_kubectl.options import (
     TABLE,
     WIDE,
@@ -73,8 +75,10 @@ def who_command(topic: str, output: str, caller: Caller, *, everywhere: bool) ->
     if output in {TABLE, WIDE}:
         click.echo(views.who(found, _now()))
     else:
-        shown = status(found)
-        printed({name: shown.get(name) for name in ("topic", "epoch", "holder", "waiting")}, output)
+        status = found.status.document
+        printed(
+            {name: status.get(name) for name in ("topic", "epoch", "holder", "waiting")}, output
+        )
 
 
 @onewriter.command("status")
@@ -105,9 +109,10 @@ def status_command(
         return
     claims = lookups.claims(caller.kubectl, found)
     if output in {TABLE, WIDE}:
-        views.topic_status(found, claims, lookups.events(caller.kubectl, found), _now())
+        tables.page(views.topic_page(found, claims, lookups.events(caller.kubectl, found), _now()))
     else:
-        printed({"topic": found, "claims": claims}, output)
+        documents = [claim.document for claim in claims]
+        printed({"topic": found.document, "claims": documents}, output)
 
 
 @onewriter.command("installation")
@@ -120,12 +125,13 @@ def installation_command(output: str, caller: Caller) -> None:
     """
     found = lookups.installation(caller.kubectl, caller.installation())
     if output == TABLE:
-        views.installation(found, lookups.events(caller.kubectl, found), _now())
+        events = lookups.events(caller.kubectl, found)
+        tables.page(views.installation_page(found, events, _now()))
     else:
-        printed(found, output)
-    ready = condition(found, "Ready")
-    if ready.get("status") != "True":
-        message = ready.get("message") or "no operator has reported yet"
+        printed(found.document, output)
+    ready = found.status.condition("Ready")
+    if ready.status != "True":
+        message = ready.message or "no operator has reported yet"
         raise Refused(ServerError.SERVICE_NOT_READY, f"not ready: {message}")
 
 
@@ -135,7 +141,7 @@ def installation_command(output: str, caller: Caller) -> None:
 @caller_options
 def timeline_command(topic: str, output: str, caller: Caller) -> None:
     """Draw the last epochs of TOPIC over time, from its status."""
-    found = timeline.spans(lookups.topic(caller.kubectl, _name(topic)), _now())
+    found = timeline.spans(lookups.topic(caller.kubectl, _name(topic)).status, _now())
     if output == TABLE:
         width = shutil.get_terminal_size().columns
         click.echo("\n".join(timeline.lines(found, width)))
@@ -176,13 +182,13 @@ def why_command(topic: str, caller: Caller, *, live: bool) -> None:
     kubectl = caller.kubectl
     found = lookups.topic(kubectl, _name(topic))
     now = _now()
-    facts = reasons.Found(
+    facts = reasons.Facts(
         topic=found,
         now=now,
         claims=lookups.claims(kubectl, found),
         budgets=lookups.budgets(kubectl, found),
         pods=lookups.fenced_pods(kubectl, found),
-        live=_live(caller, found) if live else None,
+        live=parse_view(_live(caller, found)) if live else None,
         operator=_operator(caller, now),
     )
     for sentence in reasons.why(facts):
@@ -200,12 +206,16 @@ def _operator(caller: Caller, now: float) -> str | None:
 def _list(caller: Caller, output: str, *, everywhere: bool) -> None:
     found = lookups.topics(caller.kubectl, everywhere=everywhere)
     if output in {TABLE, WIDE}:
-        views.topics(found, _now(), with_namespace=everywhere, is_wide=output == WIDE)
+        listed = views.topics(found, _now(), with_namespace=everywhere, is_wide=output == WIDE)
+        if listed.rows:
+            tables.table(listed.columns, listed.rows)
+        else:
+            click.echo("no topics")
     else:
-        printed({"topics": found}, output)
+        printed({"topics": [topic.document for topic in found]}, output)
 
 
-def _live(caller: Caller, topic: Json) -> Json:
+def _live(caller: Caller, topic: TopicObject) -> Json:
     with caller.brokers() as brokers:
         return brokers.get(topic_path(_pulsar_name(topic)))
 
@@ -298,9 +308,9 @@ def reassign_command(topic: str, to: str, reason: str, caller: Caller, *, yes: b
     if not yes:
         click.confirm(f"Give {name}, with its log, to namespace {to}?", abort=True, err=True)
     with caller.brokers() as brokers:
-        said = brokers.post(f"{topic_path(name)}/reassign", {"to": to, "reason": reason})
-    former = said.get("from") or "no namespace"
-    click.echo(f"done: {said['topic']} belonged to {former} and belongs to {said['to']}")
+        answer = brokers.post(f"{topic_path(name)}/reassign", {"to": to, "reason": reason})
+    former = answer.get("from") or "no namespace"
+    click.echo(f"done: {answer['topic']} belonged to {former} and belongs to {answer['to']}")
 
 
 def _carry_out(
@@ -339,7 +349,7 @@ def report_command(path: Path | None, since: str, caller: Caller, *, everywhere:
     title = f"onewriter-report-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     path = path or Path(f"{title}.tar.gz")
     try:
-        report = Report(path, title, lambda said: click.echo(f"without {said}", err=True))
+        report = Report(path, title, lambda part: click.echo(f"without {part}", err=True))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error}") from error
     try:
@@ -348,7 +358,7 @@ def report_command(path: Path | None, since: str, caller: Caller, *, everywhere:
         try:
             installation = caller.installation()
         except OnewriterError as error:
-            report.lack("installation", error)
+            report.note_missing("installation", error)
         else:
             report.installation(caller.kubectl, installation, since)
     finally:
@@ -377,9 +387,8 @@ def _one_namespace(*, everywhere: bool) -> None:
         raise ConfigurationError("--all-namespaces and a topic's name do not go together")
 
 
-def _pulsar_name(topic: Json) -> str:
+def _pulsar_name(topic: TopicObject) -> str:
     """The Pulsar topic of an object. Raises Missing if no operator has reconciled it yet."""
-    found = status(topic).get("topic")
-    if not found:
+    if not topic.status.topic:
         raise Missing("no operator has looked at it yet: its status names no topic")
-    return str(found)
+    return topic.status.topic

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from onewriter_core.errors import ConfigurationError
-from onewriter_kubectl.kubectl import Forbidden, Json, Kubectl, Missing, label_selector
-from onewriter_kubectl.objects import metadata, seconds, spec
+from onewriter_core.kubernetes.kinds import seconds_of
+from onewriter_core.kubernetes.objects import PodObject, parse, parse_lease, parse_pod
+from onewriter_kubectl.kubectl import Forbidden, Kubectl, Missing, label_selector
 
 NAME_LABEL: Final = "app.kubernetes.io/name"
 RELEASE_LABEL: Final = "app.kubernetes.io/instance"
@@ -17,6 +18,9 @@ NAME: Final = "onewriter"
 
 LEASE_DURATIONS: Final = 2.0
 """After this multiple of its duration without a renewal, a Lease has no holder any more."""
+
+LEASE_SECONDS: Final = 15.0
+"""The duration of a Lease that does not state it: the default of the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +54,16 @@ def find(kubectl: Kubectl, given: str = "") -> Installation:
         return Installation(namespace, release)
     wanted = label_selector({NAME_LABEL: NAME, PART_LABEL: "broker"})
     try:
-        services = kubectl.items("services", wanted, namespace=namespace or "*")
+        services = list(map(parse, kubectl.items("services", wanted, namespace=namespace or "*")))
     except Forbidden as error:
         raise Forbidden(
             f"which installation is meant? --installation NAMESPACE/RELEASE names it; to look for it"
             f" you may not: {error}"
         ) from error
     found = {
-        Installation(str(about["namespace"]), str((about.get("labels") or {})[RELEASE_LABEL]))
-        for about in map(metadata, services)
-        if RELEASE_LABEL in (about.get("labels") or {})
+        Installation(each.key.namespace, each.labels[RELEASE_LABEL])
+        for each in services
+        if RELEASE_LABEL in each.labels
     }
     if len(found) == 1:
         return found.pop()
@@ -77,37 +81,22 @@ def operator_problem(kubectl: Kubectl, installation: Installation, now: float) -
     """
     name = installation.component("operator")
     try:
-        lease = kubectl.json("get", "leases", name, namespace=installation.namespace)
+        found = kubectl.json("get", "leases", name, namespace=installation.namespace)
     except Missing:
         return f"there is no Lease {installation.namespace}/{name}: no operator has ever led"
-    holder = spec(lease).get("holderIdentity")
-    if not holder:
+    lease = parse_lease(found)
+    if not lease.holder:
         return "no operator leads just now"
-    renewed = seconds(spec(lease).get("renewTime"))
-    patience = LEASE_DURATIONS * float(spec(lease).get("leaseDurationSeconds") or 15)
+    renewed = seconds_of(lease.renewed)
+    patience = LEASE_DURATIONS * (lease.duration_seconds or LEASE_SECONDS)
     if renewed is not None and now - renewed > patience:
-        return f"operator {holder} has not renewed its Lease for {now - renewed:.0f} s"
+        return f"operator {lease.holder} has not renewed its Lease for {now - renewed:.0f} s"
     return ""
 
 
-def pods(kubectl: Kubectl, installation: Installation, part: str = "") -> list[Json]:
+def pods(kubectl: Kubectl, installation: Installation, part: str = "") -> list[PodObject]:
     """All pods, or those of one component, the ready ones first. Raises the errors of kubectl."""
     found = kubectl.items(
         "pods", label_selector(installation.labels(part)), namespace=installation.namespace
     )
-    return sorted(found, key=lambda pod: (not is_ready(pod), str(metadata(pod)["name"])))
-
-
-def is_ready(pod: Json) -> bool:
-    """Whether a pod is ready."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
-
-
-def port(pod: Json, named: str, default: int) -> int:
-    """The number of a pod's named port."""
-    for container in spec(pod).get("containers") or ():
-        for each in container.get("ports") or ():
-            if each.get("name") == named:
-                return int(each["containerPort"])
-    return default
+    return sorted(map(parse_pod, found), key=lambda pod: (not pod.is_ready, pod.key.name))

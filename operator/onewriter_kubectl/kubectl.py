@@ -11,7 +11,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from onewriter_core.errors import (
     ConfigurationError,
@@ -20,8 +20,7 @@ from onewriter_core.errors import (
     Unavailable,
     Undecided,
 )
-
-Json = dict[str, Any]
+from onewriter_core.json_values import Json
 
 REQUEST_SECONDS: Final = 20
 """Time limit of one request of kubectl."""
@@ -66,9 +65,9 @@ class Kubectl:
     impersonated: str = ""
     namespace: str = ""
 
-    def within(self, document: Mapping[str, Any]) -> Kubectl:
-        """The same cluster, in the namespace of an object."""
-        return replace(self, namespace=str(document["metadata"].get("namespace", "")))
+    def within(self, namespace: str) -> Kubectl:
+        """The same cluster, in another namespace."""
+        return replace(self, namespace=namespace)
 
     def command(self, *arguments: str, namespace: str | None = None) -> list[str]:
         """The whole command line; ``namespace`` replaces the caller's, "*" means all."""
@@ -134,24 +133,24 @@ def label_selector(labels: Mapping[str, str]) -> str:
     return "--selector=" + ",".join(f"{name}={value}" for name, value in labels.items())
 
 
-def _failure(said: str, *, changes: bool) -> Exception:
+def _failure(output: str, *, changes: bool) -> Exception:
     lines: Sequence[str] = [
         line
-        for line in said.splitlines()
+        for line in output.splitlines()
         # The client logs its attempts before the final message.
         if line.strip() and not re.match(r"[EIW]\d{4} ", line)
     ]
-    message = " ".join(lines)[:MESSAGE_LENGTH_MAX] or said.strip()[:MESSAGE_LENGTH_MAX]
+    message = " ".join(lines)[:MESSAGE_LENGTH_MAX] or output.strip()[:MESSAGE_LENGTH_MAX]
     message = re.sub(r"^(error|Error from server( \(\w+\))?): ", "", message)
-    if _UNKNOWN_KIND.search(said):
+    if _UNKNOWN_KIND.search(output):
         return Missing(f"{message}: is onewriter installed in this cluster?")
-    if _MISSING.search(said):
+    if _MISSING.search(output):
         return Missing(message)
-    if _FORBIDDEN.search(said):
+    if _FORBIDDEN.search(output):
         return Forbidden(message)
-    if _REFUSED.search(said):
+    if _REFUSED.search(output):
         return Refused(ServerError.NOT_ALLOWED_ERROR, message)
-    if _USAGE.search(said):
+    if _USAGE.search(output):
         return ConfigurationError(message)
     return _silence(message or "kubectl failed without a word", changes)
 

@@ -1,129 +1,117 @@
-"""Reads parts of Kubernetes objects: times, conditions, producers. Pure."""
+"""Objects that only the plugin reads: Events and PodDisruptionBudgets, as typed values. Pure.
+
+``onewriter_core.kubernetes.objects`` parses the other kinds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, Final
+from dataclasses import dataclass, field
 
-from onewriter_core.tables import text
-
-Json = dict[str, Any]
-Document = Mapping[str, Any]
+from onewriter_core.json_values import Json, mapping, mappings, number, optional_number, text
 
 
-TOPIC: Final = "exclusivetopics.onewriter.dev"
-CLAIM: Final = "producerclaims.onewriter.dev"
-ANCHOR: Final = "bucketanchors.onewriter.dev"
-INSTALLATION: Final = "onewriters.onewriter.dev"
-"""Kinds, as arguments of kubectl."""
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A Kubernetes Event. ``last_seen`` is a timestamp."""
 
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+    is_warning: bool
+    reason: str
+    message: str
+    last_seen: str
 
-
-def metadata(document: Document) -> Document:
-    found: Document = document.get("metadata") or {}
-    return found
-
-
-def spec(document: Document) -> Document:
-    found: Document = document.get("spec") or {}
-    return found
+    @property
+    def type(self) -> str:
+        """The type, as kubectl shows it."""
+        return "Warning" if self.is_warning else "Normal"
 
 
-def status(document: Document) -> Document:
-    """The status; empty if unset."""
-    found: Document = document.get("status") or {}
-    return found
+def parse_event(document: Json) -> Event:
+    """An Event of the core API."""
+    times = (
+        mapping(document.get("series")).get("lastObservedTime"),
+        document.get("lastTimestamp"),
+        document.get("eventTime"),
+        mapping(document.get("metadata")).get("creationTimestamp"),
+    )
+    return Event(
+        document.get("type") == "Warning",
+        text(document.get("reason")),
+        text(document.get("message")),
+        text(next(filter(None, times), None)),
+    )
 
 
-def name(document: Document) -> str:
-    """NAMESPACE/NAME."""
-    about = metadata(document)
-    return "/".join(str(about[part]) for part in ("namespace", "name") if about.get(part))
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One of a selector's ``matchExpressions``."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether labels satisfy it. An operator of a later version selects nothing."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case _:
+                return False
 
 
-def annotation(document: Document, key: str) -> str:
-    """An annotation's value; empty if unset."""
-    return str((metadata(document).get("annotations") or {}).get(key, ""))
+@dataclass(frozen=True, slots=True)
+class LabelSelector:
+    """A label selector. An empty one selects every object."""
+
+    requirements: tuple[Requirement, ...] = ()
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with these labels is selected."""
+        return all(each.holds(labels) for each in self.requirements)
 
 
-def is_set(document: Document, key: str) -> bool:
-    """Whether a boolean annotation is true, as the operator reads it."""
-    return annotation(document, key).strip().lower() in {"true", "yes", "1"}
+def parse_selector(found: Json) -> LabelSelector:
+    """A selector with ``matchLabels`` and ``matchExpressions``."""
+    equal = [
+        Requirement(key, "In", (text(value),))
+        for key, value in mapping(found.get("matchLabels")).items()
+    ]
+    others = [
+        Requirement(
+            text(each.get("key")),
+            text(each.get("operator")),
+            tuple(text(value) for value in each.get("values") or ()),
+        )
+        for each in mappings(found.get("matchExpressions"))
+    ]
+    return LabelSelector((*equal, *others))
 
 
-def condition(document: Document, kind: str) -> Document:
-    """A condition by its type; empty if missing."""
-    for found in status(document).get("conditions") or ():
-        if found.get("type") == kind:
-            result: Document = found
-            return result
-    return {}
+@dataclass(frozen=True, slots=True)
+class DisruptionBudget:
+    """A PodDisruptionBudget. Numbers of pods are None until the cluster has counted them."""
+
+    name: str
+    selector: LabelSelector = field(default_factory=LabelSelector)
+    disruptions_allowed: int = 0
+    current_healthy: int | None = None
+    desired_healthy: int | None = None
 
 
-def epoch(document: Document) -> int | None:
-    """The newest epoch in the status."""
-    found = status(document).get("epoch")
-    return None if found is None else int(found)
-
-
-def person(found: Document) -> str:
-    """A producer's name for people: its pod if it has one."""
-    producer, pod = text(found.get("producerName")), found.get("pod")
-    if not pod:
-        return f"producer {producer}"
-    return f"{text(pod)} (producer {producer})"
-
-
-def seconds(moment: object) -> float | None:
-    """Unix time of a timestamp; None for any other value."""
-    if not isinstance(moment, str):
-        return None
-    try:
-        return datetime.fromisoformat(moment).timestamp()
-    except ValueError:
-        return None
-
-
-def age(moment: object, now: float) -> str:
-    """An age in kubectl's form: 12s, 3m20s, 5h, 2d. Empty if unknown."""
-    since = seconds(moment)
-    return "" if since is None else duration(max(0.0, now - since))
-
-
-def duration(length_seconds: float) -> str:
-    """A duration in its two largest units."""
-    left = int(length_seconds)
-    for index, (size, unit) in enumerate(_UNITS):
-        if left >= size or unit == "s":
-            whole, rest = divmod(left, size)
-            below = _UNITS[index + 1] if index + 1 < len(_UNITS) else None
-            if below is None or whole >= 10 or rest < below[0]:
-                return f"{whole}{unit}"
-            return f"{whole}{unit}{rest // below[0]}{below[1]}"
-    raise AssertionError("seconds are always there")
-
-
-def selects(selector: Document, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector, as in a PodDisruptionBudget, selects an object."""
-    wanted = selector.get("matchLabels") or {}
-    if any(labels.get(key) != value for key, value in wanted.items()):
-        return False
-    return all(_holds(each, labels) for each in selector.get("matchExpressions") or ())
-
-
-def _holds(requirement: Document, labels: Mapping[str, str]) -> bool:
-    value = labels.get(str(requirement.get("key")))
-    values = requirement.get("values") or ()
-    match requirement.get("operator"):
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case _:
-            return False
+def parse_budget(document: Json) -> DisruptionBudget:
+    """A PodDisruptionBudget."""
+    status = mapping(document.get("status"))
+    return DisruptionBudget(
+        text(mapping(document.get("metadata")).get("name")),
+        parse_selector(mapping(mapping(document.get("spec")).get("selector"))),
+        number(status.get("disruptionsAllowed")),
+        optional_number(status.get("currentHealthy")),
+        optional_number(status.get("desiredHealthy")),
+    )

@@ -16,12 +16,16 @@ from typing import Final
 
 from onewriter_core.broker_http import topic_path
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
-from onewriter_core.kubernetes_names import FENCE, HANDOVER
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import TOPIC
+from onewriter_core.kubernetes.names import FENCE, HANDOVER
+from onewriter_core.kubernetes.objects import TopicObject
+from onewriter_core.topic_view import parse_producer
 from onewriter_kubectl import lookups
 from onewriter_kubectl.brokers import Brokers
-from onewriter_kubectl.kubectl import Json, Kubectl
-from onewriter_kubectl.objects import TOPIC, epoch, metadata, name, person, status
-from onewriter_kubectl.views import NO_PRODUCER
+from onewriter_kubectl.kubectl import Kubectl
+from onewriter_kubectl.objects import Event
+from onewriter_kubectl.texts import producer_text
 
 POLL_SECONDS: Final = 0.5
 """Interval at which the result of an order is polled."""
@@ -52,7 +56,7 @@ class Order:
     """
 
     kind: OrderKind
-    topic: Json
+    topic: TopicObject
     epoch: int
     to: str = ""
     mark: str = field(default_factory=lambda: secrets.token_hex(4))
@@ -63,34 +67,31 @@ class Order:
         return f"{self.epoch}#{self.mark} {self.to}".strip()
 
 
-def judged(kind: OrderKind, topic: Json, if_epoch: int | None, to: str = "") -> Order:
+def judged(kind: OrderKind, topic: TopicObject, if_epoch: int | None, to: str = "") -> Order:
     """The order for a topic as it was read.
 
     Raises Refused if the topic has no holder, if its epoch is not ``if_epoch``, or if no producer waits
     for a handover.
     """
-    found, current = status(topic), epoch(topic)
-    if current is None or not found.get("holder"):
-        raise _refused(f"{name(topic)} has no writer to {kind.verb}")
+    status, current = topic.status, topic.status.epoch
+    if current is None or status.holder is None:
+        raise _refused(f"{topic.key} has no writer to {kind.verb}")
     if if_epoch is not None and if_epoch != current:
-        raise _refused(f"the epoch of {name(topic)} is {current}, not {if_epoch}")
-    if kind is HANDING_OVER and not found.get("waiting"):
-        raise _refused(f"no producer waits for {name(topic)}")
+        raise _refused(f"the epoch of {topic.key} is {current}, not {if_epoch}")
+    if kind is HANDING_OVER and not status.waiting:
+        raise _refused(f"no producer waits for {topic.key}")
     return Order(kind, topic, current, to)
 
 
 def question(order: Order) -> str:
     """The question that asks for a confirmation."""
-    found = status(order.topic)
-    who = person(found["holder"])
-    waiting = int(found.get("waiting") or 0)
+    key, status = order.topic.key, order.topic.status
+    who, waiting = producer_text(status.holder), status.waiting or 0
     if order.kind is FENCING:
         after = "the first of them is next" if waiting else "no producer writes after that"
-        return (
-            f"Fence {who}, epoch {order.epoch} of {name(order.topic)}? {waiting} waiting: {after}"
-        )
+        return f"Fence {who}, epoch {order.epoch} of {key}? {waiting} waiting: {after}"
     to = order.to or "the first of those who wait"
-    return f"Hand {name(order.topic)} over from {who}, epoch {order.epoch}, to {to}?"
+    return f"Hand {key} over from {who}, epoch {order.epoch}, to {to}?"
 
 
 def by_annotation(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
@@ -99,10 +100,10 @@ def by_annotation(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str
     Raises Refused if the order was refused, Undecided if there is no result after ``timeout_seconds``:
     the annotation stays, and an operator executes it later.
     """
-    about = metadata(order.topic)
-    kubectl = kubectl.within(order.topic)
+    key = order.topic.key
+    kubectl = kubectl.within(key.namespace)
     kubectl.text(
-        *("annotate", "--overwrite", TOPIC, str(about["name"])),
+        *("annotate", "--overwrite", TOPIC.resource, key.name),
         f"{order.kind.annotation}={order.text}",
         changes=True,
     )
@@ -136,43 +137,35 @@ def _awaited(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
 
 def _outcome(kubectl: Kubectl, order: Order) -> str:
     """The result; empty while unknown. Raises Refused, and the errors of kubectl."""
-    topic = lookups.topic(kubectl, str(metadata(order.topic)["name"]))
-    current = epoch(topic)
+    topic = lookups.topic(kubectl, order.topic.key.name)
+    current = topic.status.epoch
     if current is not None and current > order.epoch:
         return _ended(order, topic, current)
     for event in reversed(lookups.events(kubectl, topic)):
         if _refuses(event, order):
-            raise _refused(str(event["message"]))
+            raise _refused(event.message)
     return ""
 
 
-def _ended(order: Order, topic: Json, current: int) -> str:
+def _ended(order: Order, topic: TopicObject, current: int) -> str:
     """The result if the epoch has ended. Raises Refused if not by this order."""
-    later = [
-        each
-        for each in status(topic).get("transitions") or ()
-        if int(each.get("epoch") or 0) > order.epoch
-    ]
-    first = min(later, key=lambda each: int(each["epoch"]), default=None)
-    if first is not None and first.get("cause") != order.kind.cause:
-        raise _refused(f"epoch {order.epoch} had ended otherwise: {first.get('cause')}")
-    holder = status(topic).get("holder")
-    return _done(order, current, person(holder) if holder else NO_PRODUCER)
+    later = [each for each in topic.status.transitions if each.epoch > order.epoch]
+    first = min(later, key=lambda each: each.epoch, default=None)
+    if first is not None and first.cause != order.kind.cause:
+        raise _refused(f"epoch {order.epoch} had ended otherwise: {first.cause}")
+    return _done(order, current, producer_text(topic.status.holder))
 
 
-def _refuses(event: Json, order: Order) -> bool:
+def _refuses(event: Event, order: Order) -> bool:
     """Whether an Event is the operator's refusal of this order."""
     to = f" to {order.to}" if order.to else ""
     prefix = f"Epoch {order.epoch} was to be {order.kind.done}{to} (annotation #{order.mark}):"
-    return (
-        event.get("reason") == order.kind.event
-        and event.get("type") == "Warning"
-        and str(event.get("message")).startswith(prefix)
-    )
+    is_about_order = event.reason == order.kind.event and event.message.startswith(prefix)
+    return is_about_order and event.is_warning
 
 
 def _done(order: Order, current: int, writer: str) -> str:
-    return f"done: epoch {order.epoch} of {name(order.topic)} has ended; {writer} writes, epoch {current}"
+    return f"done: epoch {order.epoch} of {order.topic.key} has ended; {writer} writes, epoch {current}"
 
 
 def _take_away(kubectl: Kubectl, order: Order) -> None:
@@ -182,26 +175,22 @@ def _take_away(kubectl: Kubectl, order: Order) -> None:
         {"op": "test", "path": path, "value": order.text},
         {"op": "remove", "path": path},
     ]
-    about = metadata(order.topic)
+    key = order.topic.key
+    arguments = ("patch", TOPIC.resource, key.name, "--type=json", f"--patch={json.dumps(patch)}")
     try:
-        kubectl.text(
-            *("patch", TOPIC, str(about["name"]), "--type=json", f"--patch={json.dumps(patch)}"),
-            namespace=str(about["namespace"]),
-            changes=True,
-        )
+        kubectl.text(*arguments, namespace=key.namespace, changes=True)
     except OnewriterError:
         return  # another order has replaced this one
 
 
 def directly(brokers: Brokers, order: Order) -> str:
     """Send the order to the broker that serves the topic. Raises Refused, Unavailable, Undecided."""
-    topic = str(status(order.topic)["topic"])
     body: Json = {"ifEpoch": order.epoch}
     if order.to:
         body["to"] = order.to
-    answer = brokers.post(f"{topic_path(topic)}/{order.kind.verb}", body)
-    holder = answer.get("holder")
-    who = person(holder) if holder else "the first who waits"
+    answer = brokers.post(f"{topic_path(order.topic.status.topic)}/{order.kind.verb}", body)
+    holder = parse_producer(answer.get("holder"))
+    who = producer_text(holder) if holder else "the first who waits"
     return _done(order, int(answer["epoch"]), who)
 
 

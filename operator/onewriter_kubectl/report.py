@@ -19,10 +19,11 @@ from typing import Final
 import yaml
 
 from onewriter_core.errors import OnewriterError, Unavailable
+from onewriter_core.kubernetes.kinds import ANCHOR, CLAIM, ONE_WRITER, TOPIC
+from onewriter_core.kubernetes.objects import PodObject
 from onewriter_kubectl import redaction
-from onewriter_kubectl.installation import Installation, pods, port
-from onewriter_kubectl.kubectl import Json, Kubectl, label_selector
-from onewriter_kubectl.objects import ANCHOR, CLAIM, INSTALLATION, TOPIC, metadata, spec
+from onewriter_kubectl.installation import RELEASE_LABEL, Installation, pods
+from onewriter_kubectl.kubectl import Kubectl, label_selector
 from onewriter_kubectl.tunnel import Tunnel
 
 LOG_LINES_MAX: Final = 100_000
@@ -31,15 +32,15 @@ LOG_LINES_MAX: Final = 100_000
 PAGE_BYTES_MAX: Final = 32_000_000
 PAGE_SECONDS: Final = 15.0
 
-OURS: Final = (
+LABELLED_KINDS: Final = (
     *("deployments.apps", "statefulsets.apps", "pods", "services", "configmaps"),
     *("poddisruptionbudgets.policy", "networkpolicies.networking.k8s.io", "persistentvolumeclaims"),
 )
 """Kinds of the installation's objects."""
 
-BESIDE: Final = (
-    *("endpointslices.discovery.k8s.io", "events", "leases.coordination.k8s.io", ANCHOR),
-    INSTALLATION,
+UNLABELLED_KINDS: Final = (
+    *("endpointslices.discovery.k8s.io", "events", "leases.coordination.k8s.io"),
+    *(ANCHOR.resource, ONE_WRITER.resource),
 )
 """Kinds in its namespace that lack its labels."""
 
@@ -76,15 +77,15 @@ class Report:
         try:
             text = part()
         except OnewriterError as error:
-            self.lack(name, error)
+            self.note_missing(name, error)
             return
         self.add(name, text)
 
-    def lack(self, name: str, error: OnewriterError) -> None:
+    def note_missing(self, name: str, error: OnewriterError) -> None:
         """Note a missing part."""
-        said = f"{name}: {error}"
-        self._errors.append(said)
-        self._warn(said)
+        line = f"{name}: {error}"
+        self._errors.append(line)
+        self._warn(line)
 
     # ------------------------------------------------------------ parts
 
@@ -97,20 +98,19 @@ class Report:
         """Add all topics and claims, and the Events about them."""
         where = "*" if everywhere else None
         for kind in (TOPIC, CLAIM):
-            self._objects(kubectl, f"topics/{kind}.yaml", where, kind)
-        for kind in ("ExclusiveTopic", "ProducerClaim"):
-            selector = f"--field-selector=involvedObject.kind={kind}"
-            self._objects(kubectl, f"topics/events-{kind}.yaml", where, "events", selector)
+            self._objects(kubectl, f"topics/{kind.resource}.yaml", where, kind.resource)
+            selector = f"--field-selector=involvedObject.kind={kind.kind}"
+            self._objects(kubectl, f"topics/events-{kind.kind}.yaml", where, "events", selector)
 
     def installation(self, kubectl: Kubectl, installation: Installation, since: str) -> None:
         """Add the installation's objects, and the logs and pages of its pods."""
         here = installation.namespace
         selector = label_selector(installation.labels())
-        for kind in OURS:
+        for kind in LABELLED_KINDS:
             self._objects(kubectl, f"installation/{kind}.yaml", here, kind, selector)
-        for kind in BESIDE:
+        for kind in UNLABELLED_KINDS:
             self._objects(kubectl, f"installation/{kind}.yaml", here, kind)
-        found: list[Json] = []
+        found: list[PodObject] = []
         self.gather("installation/pods.txt", lambda: _listed(kubectl, installation, found))
         for pod in found:
             self._logs(kubectl, pod, since)
@@ -123,30 +123,25 @@ class Report:
 
         self.gather(name, part)
 
-    def _logs(self, kubectl: Kubectl, pod: Json, since: str) -> None:
-        title = f"pods/{metadata(pod)['name']}"
-        statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-        restarted = {each.get("name") for each in statuses if each.get("restartCount")}
-        for container in spec(pod).get("containers") or ():
-            named = str(container["name"])
-            part = partial(_log, kubectl, pod, named, f"--since={since}")
-            self.gather(f"{title}/{named}.log", part)
-            if named in restarted:
-                part = partial(_log, kubectl, pod, named, "--previous")
-                self.gather(f"{title}/{named}.previous.log", part)
+    def _logs(self, kubectl: Kubectl, pod: PodObject, since: str) -> None:
+        for container in pod.containers:
+            title = f"pods/{pod.key.name}/{container.name}"
+            log = partial(_log, kubectl, pod, container.name)
+            self.gather(f"{title}.log", partial(log, f"--since={since}"))
+            if container.has_restarted:
+                self.gather(f"{title}.previous.log", partial(log, "--previous"))
 
-    def _pages(self, kubectl: Kubectl, pod: Json) -> None:
+    def _pages(self, kubectl: Kubectl, pod: PodObject) -> None:
         """Add the HTTP pages of a pod that serves some."""
-        number = port(pod, "probes", 0) or port(pod, "http", 0)
+        number = pod.port("probes") or pod.port("http")
         if not number:
             return
-        about = metadata(pod)
-        title = f"pods/{about['name']}"
-        tunnel = Tunnel(kubectl, str(about["namespace"]), str(about["name"]), number)
+        title = f"pods/{pod.key.name}"
+        tunnel = Tunnel(kubectl, pod.key.namespace, pod.key.name, number)
         try:
             url = tunnel.open()
         except OnewriterError as error:
-            self.lack(f"{title}/http", error)
+            self.note_missing(f"{title}/http", error)
             return
         try:
             token = _metrics_token(kubectl, pod)
@@ -156,29 +151,27 @@ class Report:
             tunnel.close()
 
 
-def _listed(kubectl: Kubectl, installation: Installation, found: list[Json]) -> str:
+def _listed(kubectl: Kubectl, installation: Installation, found: list[PodObject]) -> str:
     """The installation's pods; also adds them to ``found``."""
     found += pods(kubectl, installation)
-    return "".join(f"{metadata(pod)['name']}\n" for pod in found)
+    return "".join(f"{pod.key.name}\n" for pod in found)
 
 
-def _log(kubectl: Kubectl, pod: Json, container: str, which: str) -> str:
-    about = metadata(pod)
-    said = kubectl.text(
-        *("logs", str(about["name"]), f"--container={container}", "--timestamps", which),
+def _log(kubectl: Kubectl, pod: PodObject, container: str, which: str) -> str:
+    text = kubectl.text(
+        *("logs", pod.key.name, f"--container={container}", "--timestamps", which),
         f"--tail={LOG_LINES_MAX}",
-        namespace=str(about["namespace"]),
+        namespace=pod.key.namespace,
     )
-    return redaction.in_text(said)
+    return redaction.in_text(text)
 
 
-def _metrics_token(kubectl: Kubectl, pod: Json) -> str:
+def _metrics_token(kubectl: Kubectl, pod: PodObject) -> str:
     """The token for the brokers' metrics; empty if the caller may not read its Secret."""
-    about = metadata(pod)
-    release = (about.get("labels") or {}).get("app.kubernetes.io/instance", "")
+    release = pod.labels.get(RELEASE_LABEL, "")
     secret = ("get", "secret", f"{release}-metrics", "--output=jsonpath={.data.token}")
     try:
-        text = kubectl.text(*secret, namespace=str(about["namespace"]))
+        text = kubectl.text(*secret, namespace=pod.key.namespace)
         return base64.b64decode(text, validate=True).decode("ascii")
     except (OnewriterError, ValueError):
         return ""
@@ -187,11 +180,11 @@ def _metrics_token(kubectl: Kubectl, pod: Json) -> str:
 def _page(url: str, token: str) -> str:
     """The text of a page, with any HTTP status. Raises Unavailable."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    asked = urllib.request.Request(url)  # noqa: S310 - http, to a tunnel of our own
+    request = urllib.request.Request(url)  # noqa: S310 - http, to a tunnel of our own
     if token:
-        asked.add_header("Authorization", f"Bearer {token}")
+        request.add_header("Authorization", f"Bearer {token}")
     try:
-        with opener.open(asked, timeout=PAGE_SECONDS) as answer:
+        with opener.open(request, timeout=PAGE_SECONDS) as answer:
             text = answer.read(PAGE_BYTES_MAX).decode("utf-8", "replace")
             return redaction.in_text(text)
     except urllib.error.HTTPError as error:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from onewriter_core import tables
-from onewriter_kubectl.objects import Document, duration, seconds, status
-
-Json = dict[str, Any]
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import seconds_of
+from onewriter_core.kubernetes.objects import TopicStatus
+from onewriter_kubectl.texts import duration
 
 BAR_COLUMNS_MIN: Final = 20
 """Fewest columns of the bars, however wide the texts are."""
@@ -33,23 +34,20 @@ class Span:
     outage_ms: int | None = None
 
 
-def spans(topic: Document, now: float) -> list[Span]:
+def spans(status: TopicStatus, now: float) -> list[Span]:
     """The epochs of ``status.transitions``, oldest first. Entries without a time are left out."""
-    known = []
-    for each in status(topic).get("transitions") or ():
-        begins = seconds(each.get("at"))
-        if begins is not None:
-            known.append((begins, each))
-    known.sort(key=lambda pair: (pair[0], int(pair[1].get("epoch") or 0)))
+    begun = [(seconds_of(each.at), each) for each in status.transitions]
+    known = [(begins, each) for begins, each in begun if begins is not None]
+    known.sort(key=lambda pair: (pair[0], pair[1].epoch))
     ends = [*(begins for begins, _ in known), now][1:]
     return [
         Span(
-            epoch=int(each.get("epoch") or 0),
-            holder=str(each.get("pod") or each.get("producerName") or ""),
-            cause=str(each.get("cause") or ""),
+            epoch=each.epoch,
+            holder=(each.holder.pod or each.holder.producer_name) if each.holder else "",
+            cause=each.cause,
             begins=begins,
             ends=max(begins, end),
-            outage_ms=each.get("outageMs", each.get("leaderlessMs")),
+            outage_ms=each.leaderless_ms if each.outage_ms is None else each.outage_ms,
         )
         for (begins, each), end in zip(known, ends, strict=True)
     ]

@@ -36,7 +36,7 @@ class Tunnel:
         )
         self._pod = pod
         self._process: subprocess.Popen[str] | None = None
-        self._said: deque[str] = deque(maxlen=LINES_KEPT)
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._decided = threading.Event()
         self._port = 0
 
@@ -57,8 +57,10 @@ class Tunnel:
         self._decided.wait(OPEN_SECONDS)
         if not self._port:
             self.close()
-            said = " ".join(self._said) or f"nothing within {OPEN_SECONDS:g} s"
-            raise Unavailable(f"no way to pod {self._pod}: kubectl port-forward says {said}")
+            output = " ".join(self._lines) or f"no port within {OPEN_SECONDS:g} s"
+            raise Unavailable(
+                f"cannot connect to pod {self._pod}: kubectl port-forward reported: {output}"
+            )
         return f"http://127.0.0.1:{self._port}"
 
     def close(self) -> None:
@@ -83,5 +85,5 @@ class Tunnel:
                 if found and not self._port:
                     self._port = int(found[1])
                     self._decided.set()
-                self._said.append(line.strip())
+                self._lines.append(line.strip())
         self._decided.set()

@@ -1,276 +1,212 @@
-"""The output of ``who`` and ``status``: lines and tables from the objects' status."""
+"""The output of ``who``, ``status`` and ``installation``: lines, tables and pages. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
-
-import click
+from collections.abc import Iterable, Sequence
 
 from onewriter_core import tables
-from onewriter_kubectl.objects import (
-    Document,
-    age,
-    condition,
-    epoch,
-    metadata,
-    name,
-    person,
-    spec,
-    status,
+from onewriter_core.kubernetes.objects import (
+    ClaimObject,
+    Conditions,
+    OneWriterObject,
+    TopicObject,
 )
+from onewriter_core.tables import Page, Section
+from onewriter_core.topic_view import TransitionView
+from onewriter_kubectl.objects import Event
+from onewriter_kubectl.texts import age, producer_text
 
-Json = dict[str, Any]
-
-NO_PRODUCER: Final = "no producer"
+MEBIBYTE = 2**20
 
 
-def who(topic: Document, now: float) -> str:
+def who(topic: TopicObject, now: float) -> str:
     """One line: who writes, since when, under which epoch, and how many wait. ``now``: Unix time."""
-    found, active = status(topic), condition(topic, "WriterActive")
-    writer = _writer(topic, now)
-    waiting = int(found.get("waiting") or 0)
-    parts = [f"{writer}, epoch {tables.text(epoch(topic))}"]
-    parts += [f"{waiting} waiting"] if waiting else []
-    line = f"{name(topic)}: {', '.join(parts)}"
-    if active.get("status") == "Unknown" or not active:
-        why = active.get("message") or "no operator has looked at it yet"
+    status, active = topic.status, topic.status.condition("WriterActive")
+    parts = [_writer(topic, now), f"epoch {tables.text(status.epoch)}"]
+    parts += [f"{status.waiting} waiting"] if status.waiting else []
+    line = f"{topic.key}: {', '.join(parts)}"
+    if active.status in {"", "Unknown"}:
+        why = active.message or "no operator has looked at it yet"
         return f"{line} (as known last; not known just now: {tables.text(why)})"
     return line
 
 
-def _writer(topic: Document, now: float) -> str:
-    found = status(topic)
-    active = condition(topic, "WriterActive")
-    holder = found.get("holder")
-    if active.get("reason") == "Shared":
+def _writer(topic: TopicObject, now: float) -> str:
+    reason, holder = topic.status.condition("WriterActive").reason, topic.status.holder
+    if reason == "Shared":
         return "shared producers write"
-    if not holder:
-        return (
-            "between two writers" if active.get("reason") == "TakingOver" else "no producer writes"
-        )
-    since = age(holder.get("since"), now)
-    claim = f", claim {tables.text(holder['claim'])}" if holder.get("claim") else ""
-    return f"{person(holder)}{claim} writes" + (f" since {since}" if since else "")
+    if holder is None:
+        return "between two writers" if reason == "TakingOver" else "no producer writes"
+    since = age(holder.since, now)
+    claim = f", claim {tables.text(holder.claim)}" if holder.claim else ""
+    return f"{producer_text(holder)}{claim} writes" + (f" since {since}" if since else "")
 
 
-def topics(found: Sequence[Document], now: float, *, with_namespace: bool, is_wide: bool) -> None:
+def topics(
+    found: Sequence[TopicObject], now: float, *, with_namespace: bool, is_wide: bool
+) -> Section:
     """One line per topic."""
-    if not found:
-        click.echo("no topics")
-        return
     columns = ["TOPIC", "EPOCH", "HOLDER", "POD", "SINCE", "WAITING", "STATE", "READY"]
     columns = ["NAMESPACE"] * with_namespace + columns
     columns += ["NODE", "DURABILITY", "MESSAGE"] if is_wide else []
-    tables.table(
-        columns,
-        (
-            [metadata(each).get("namespace")] * with_namespace
-            + _row(each, now)
-            + (_more(each) if is_wide else [])
-            for each in found
-        ),
-    )
+    rows = [
+        [each.key.namespace] * with_namespace + _row(each, now) + (_more(each) if is_wide else [])
+        for each in found
+    ]
+    return Section("topics", columns, rows)
 
 
-def _row(topic: Document, now: float) -> list[object]:
-    found = status(topic)
-    holder = found.get("holder") or {}
+def _row(topic: TopicObject, now: float) -> list[object]:
+    status, holder = topic.status, topic.status.holder
     return [
-        metadata(topic).get("name"),
-        found.get("epoch"),
-        holder.get("producerName"),
-        holder.get("pod"),
-        age(holder.get("since"), now),
-        found.get("waiting"),
-        condition(topic, "WriterActive").get("reason"),
-        condition(topic, "Ready").get("status"),
+        topic.key.name,
+        status.epoch,
+        *((holder.producer_name, holder.pod, age(holder.since, now)) if holder else ("", "", "")),
+        status.waiting,
+        status.condition("WriterActive").reason,
+        status.condition("Ready").status,
     ]
 
 
-def _more(topic: Document) -> list[object]:
-    found = status(topic)
-    return [
-        (found.get("holder") or {}).get("node"),
-        found.get("durability"),
-        condition(topic, "Ready").get("message"),
-    ]
+def _more(topic: TopicObject) -> list[object]:
+    status = topic.status
+    node = status.holder.node if status.holder else ""
+    return [node, status.durability, status.condition("Ready").message]
 
 
-def topic_status(
-    topic: Document, claims: Sequence[Document], events: Sequence[Document], now: float
-) -> None:
+def topic_page(
+    topic: TopicObject, claims: Sequence[ClaimObject], events: Sequence[Event], now: float
+) -> Page:
     """Everything that Kubernetes shows of one topic."""
-    found = status(topic)
-    holder = found.get("holder") or {}
-    tables.properties(
+    status, holder = topic.status, topic.status.holder
+    return Page(
         [
-            ("object", name(topic)),
-            ("topic", found.get("topic") or spec(topic).get("topic")),
-            ("epoch", found.get("epoch")),
-            ("holder", person(holder) if holder else NO_PRODUCER),
-            ("claim", holder.get("claim")),
-            ("node", holder.get("node")),
-            ("address", holder.get("address")),
-            ("since", holder.get("since")),
-            ("waiting", found.get("waiting")),
-            ("durability", found.get("durability")),
-        ]
+            ("object", topic.key),
+            ("topic", status.topic or topic.spec.topic),
+            ("epoch", status.epoch),
+            ("holder", producer_text(holder)),
+            ("claim", holder and holder.claim),
+            ("node", holder and holder.node),
+            ("address", holder and holder.address),
+            ("since", holder and holder.since),
+            ("waiting", status.waiting),
+            ("durability", status.durability),
+        ],
+        [
+            _conditions(status.conditions, now),
+            Section(
+                "claims",
+                ("CLAIM", "STATE", "EPOCH", "PRODUCER", "POD", "PLACE", "PRIORITY"),
+                [row for claim in claims for row in _claim_rows(claim)],
+            ),
+            Section(
+                "partitions",
+                ("PARTITION", "EPOCH", "HOLDER"),
+                [(each.partition, each.epoch, each.holder) for each in status.partitions],
+            ),
+            _transitions(status.transitions),
+            Section(
+                "fenced pods",
+                ("POD", "EPOCH", "CAUSE", "FENCED AT", "OUTCOME", "MESSAGE"),
+                [
+                    (
+                        each.pod or each.pod_uid,
+                        each.epoch,
+                        each.cause,
+                        each.at,
+                        each.outcome,
+                        each.message,
+                    )
+                    for each in status.fenced_pods
+                ],
+            ),
+            _events(events, now),
+        ],
     )
-    tables.section("conditions", found.get("conditions") or (), lambda rows: _conditions(rows, now))
-    tables.section("claims", claims, _claims)
-    tables.section("partitions", found.get("partitions") or (), _partitions)
-    tables.section("transitions", found.get("transitions") or (), _transitions)
-    tables.section("fenced pods", found.get("fencedPods") or (), _fenced)
-    tables.section("events", events, lambda rows: _events(rows, now))
 
 
-def installation(found: Document, events: Sequence[Document], now: float) -> None:
+def _claim_rows(claim: ClaimObject) -> Iterable[Sequence[object]]:
+    name, status = claim.key.name, claim.status
+    if not status.producers:
+        yield (name, status.condition("Granted").reason, "", "", "", "", "")
+    for each in status.producers:
+        yield (
+            name,
+            each.state,
+            each.epoch,
+            each.producer_name,
+            each.pod,
+            each.queue_position,
+            each.priority or "",
+        )
+
+
+def _transitions(found: Sequence[TransitionView]) -> Section:
+    rows = []
+    for each in found:
+        holder = (each.holder.producer_name, each.holder.pod) if each.holder else ("", "")
+        times = (each.outage_ms, each.detection_ms, each.handover_ms, each.first_message_ms)
+        rows.append((each.at, each.cause, each.epoch, *holder, *times))
+    columns = ("AT", "CAUSE", "EPOCH", "HOLDER", "POD", *tables.TIMES)
+    return Section("transitions", columns, rows)
+
+
+def installation_page(found: OneWriterObject, events: Sequence[Event], now: float) -> Page:
     """The state of an installation."""
-    shown = status(found)
-    parts = {part: shown.get(part) or {} for part in ("brokers", "store", "buckets", "versions")}
-    brokers, store, buckets, versions = parts.values()
-    memory, ready = store.get("memory") or {}, condition(found, "Ready")
-    tables.properties(
+    status, store, memory = found.status, found.status.store, found.status.store.memory
+    ready = status.condition("Ready")
+    return Page(
         [
-            ("installation", name(found)),
-            ("ready", f"{tables.text(ready.get('status'))}: {tables.text(ready.get('message'))}"),
-            ("brokers", brokers.get("summary")),
-            ("buckets waiting", buckets.get("waiting")),
-            ("store", store.get("state")),
-            ("address", store.get("url")),
-            ("topology", store.get("topology")),
-            ("durability", store.get("durability")),
-            ("memory", memory.get("summary")),
-            ("memory used", _mebibytes(memory.get("usedBytes"))),
-            ("memory limit", _mebibytes(memory.get("limitBytes"))),
-            ("growth per hour", _mebibytes(memory.get("growthBytesPerHour"))),
-            ("operator", versions.get("operator")),
-            ("broker version", versions.get("brokers")),
-        ]
-    )
-    tables.section("conditions", shown.get("conditions") or (), lambda rows: _conditions(rows, now))
-    tables.section("waiting buckets", buckets.get("reasons") or (), _reasons)
-    tables.section("certificates", shown.get("certificates") or (), _certificates)
-    tables.section("events", events, lambda rows: _events(rows, now))
-
-
-def _mebibytes(amount: object) -> str | None:
-    return f"{amount / 2**20:.0f} MiB" if isinstance(amount, int) else None
-
-
-def _reasons(rows: Sequence[Document]) -> None:
-    tables.table(("BUCKETS", "REASON"), ((row.get("buckets"), row.get("reason")) for row in rows))
-
-
-def _certificates(rows: Sequence[Document]) -> None:
-    tables.table(
-        ("CERTIFICATE", "REPORTED BY", "EXPIRES"),
-        ((row.get("name"), row.get("reportedBy"), row.get("notAfter")) for row in rows),
+            ("installation", found.key),
+            ("ready", f"{tables.text(ready.status)}: {tables.text(ready.message)}"),
+            ("brokers", status.brokers),
+            ("buckets waiting", status.buckets_waiting),
+            ("store", store.state),
+            ("address", store.url),
+            ("topology", store.topology),
+            ("durability", store.durability),
+            ("memory", memory.summary),
+            ("memory used", _mebibytes(memory.used_bytes)),
+            ("memory limit", _mebibytes(memory.limit_bytes)),
+            ("growth per hour", _mebibytes(memory.growth_bytes_per_hour)),
+            ("operator", status.operator_version),
+            ("broker version", status.broker_versions),
+        ],
+        [
+            _conditions(status.conditions, now),
+            Section(
+                "waiting buckets",
+                ("BUCKETS", "REASON"),
+                [(buckets, reason) for reason, buckets in status.waiting_reasons],
+            ),
+            Section(
+                "certificates",
+                ("CERTIFICATE", "REPORTED BY", "EXPIRES"),
+                [(each.name, each.reported_by, each.not_after) for each in status.certificates],
+            ),
+            _events(events, now),
+        ],
     )
 
 
-def _conditions(rows: Sequence[Document], now: float) -> None:
-    tables.table(
+def _mebibytes(amount: int | None) -> str | None:
+    return None if amount is None else f"{amount / MEBIBYTE:.0f} MiB"
+
+
+def _conditions(found: Conditions, now: float) -> Section:
+    return Section(
+        "conditions",
         ("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"),
-        (
-            (
-                row.get("type"),
-                row.get("status"),
-                row.get("reason"),
-                age(row.get("lastTransitionTime"), now),
-                row.get("message"),
-            )
-            for row in rows
-        ),
+        [
+            (kind, each.status, each.reason, age(each.since, now), each.message)
+            for kind, each in found.items()
+        ],
     )
 
 
-def _claims(rows: Sequence[Document]) -> None:
-    tables.table(
-        ("CLAIM", "STATE", "EPOCH", "PRODUCER", "POD", "PLACE", "PRIORITY"), _claim_rows(rows)
-    )
-
-
-def _claim_rows(rows: Sequence[Document]) -> list[Sequence[object]]:
-    found: list[Sequence[object]] = []
-    for row in rows:
-        title = metadata(row).get("name")
-        producers = status(row).get("producers") or ()
-        if not producers:
-            found.append((title, condition(row, "Granted").get("reason"), "", "", "", "", ""))
-        found += [
-            (
-                title,
-                each.get("state"),
-                each.get("epoch"),
-                each.get("producerName"),
-                each.get("pod"),
-                each.get("queuePosition"),
-                each.get("priority"),
-            )
-            for each in producers
-        ]
-    return found
-
-
-def _partitions(rows: Sequence[Document]) -> None:
-    tables.table(
-        ("PARTITION", "EPOCH", "HOLDER"),
-        ((row.get("partition"), row.get("epoch"), row.get("producerName")) for row in rows),
-    )
-
-
-def _transitions(rows: Sequence[Document]) -> None:
-    tables.table(
-        ("AT", "CAUSE", "EPOCH", "HOLDER", "POD", *tables.TIMES),
-        (
-            (
-                row.get("at"),
-                row.get("cause"),
-                row.get("epoch"),
-                row.get("producerName"),
-                row.get("pod"),
-                *tables.times(row),
-            )
-            for row in rows
-        ),
-    )
-
-
-def _fenced(rows: Sequence[Document]) -> None:
-    tables.table(
-        ("POD", "EPOCH", "CAUSE", "FENCED AT", "OUTCOME", "MESSAGE"),
-        (
-            (
-                row.get("pod") or row.get("podUID"),
-                row.get("epoch"),
-                row.get("cause"),
-                row.get("at"),
-                row.get("outcome"),
-                row.get("message"),
-            )
-            for row in rows
-        ),
-    )
-
-
-def _events(rows: Sequence[Document], now: float) -> None:
-    tables.table(
+def _events(found: Sequence[Event], now: float) -> Section:
+    return Section(
+        "events",
         ("LAST SEEN", "TYPE", "REASON", "MESSAGE"),
-        (
-            (age(event_time(row), now), row.get("type"), row.get("reason"), row.get("message"))
-            for row in rows
-        ),
-    )
-
-
-def event_time(event: Document) -> object:
-    """When an Event last occurred."""
-    series = event.get("series") or {}
-    return (
-        series.get("lastObservedTime")
-        or event.get("lastTimestamp")
-        or event.get("eventTime")
-        or metadata(event).get("creationTimestamp")
+        [(age(each.last_seen, now), each.type, each.reason, each.message) for each in found],
     )

@@ -1,10 +1,10 @@
 """Injection of the sidecar into labelled pods: builds the JSON patch of a pod. Pure.
 
 A pod requests it with the label ``onewriter.dev/inject: "true"``. With the annotation ``onewriter.dev/topic`` the
-sidecar leads that topic; with ``onewriter.dev/relay: "true"`` it relays stock Pulsar clients. The sidecar is a native one (an init container with ``restartPolicy: Always``):
-later containers wait until it has started, its readiness counts for the pod, and it ends after them.
-Injection is idempotent. It does not change the containers of the pod or of other injectors, except that a relay's
-address is added to their environment.
+sidecar leads that topic; with ``onewriter.dev/relay: "true"`` it relays stock Pulsar clients. The sidecar is a native
+one (an init container with ``restartPolicy: Always``): later containers wait until it has started, its readiness counts
+for the pod, and it ends after them. Injection is idempotent. It does not change the containers of the pod or of other
+injectors, except that a relay's address is added to their environment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from onewriter_core.ids import InvalidTopicName, TopicName
-from onewriter_core.kubernetes_names import (
+from onewriter_core.json_values import Json, mapping, mappings, text
+from onewriter_core.kubernetes.names import (
     CA_ANNOTATION,
     CLAIM_LABEL,
     INJECT_LABEL,
@@ -24,14 +25,14 @@ from onewriter_core.kubernetes_names import (
     RELAY_ANNOTATION,
     TOPIC_ANNOTATION,
 )
-from onewriter_operator.kinds import Json
-from onewriter_operator.objects import mapping, mappings, text
 
 CONTAINER: Final = "onewriter-sidecar"
 TOKEN_VOLUME: Final = "onewriter-token"  # noqa: S105 - the name of a volume
 CA_VOLUME: Final = "onewriter-broker-ca"
 TOKEN_DIRECTORY: Final = "/run/onewriter/token"  # noqa: S105 - a directory
 CA_DIRECTORY: Final = "/run/onewriter/broker-ca"
+RELEASE_KEY_FILE: Final = "/dev/shm/onewriter-release-key"  # noqa: S108 - its permissions protect it
+"""In the memory that all containers of a pod share: no volume, which would hinder ``kubectl drain``."""
 
 HEALTH_PORT: Final = 6681
 RELAY_PORT: Final = 6650
@@ -106,8 +107,8 @@ def topic_name(pod: Json, namespace: str) -> str:
     named = _annotation(pod, TOPIC_ANNOTATION)
     if not named:
         raise NotInjectable(
-            f"annotation {TOPIC_ANNOTATION} is missing: which topic is to be led? For a sidecar that only relays "
-            f'stock clients, set {RELAY_ANNOTATION}: "true"'
+            f"annotation {TOPIC_ANNOTATION} is missing: set it to the topic that the sidecar leads. For a sidecar that "
+            f'only relays stock clients, set {RELAY_ANNOTATION}: "true"'
         )
     tenant = "public" if namespace == "default" else namespace
     full = named if "://" in named else f"persistent://{tenant}/default/{named}"
@@ -117,12 +118,12 @@ def topic_name(pod: Json, namespace: str) -> str:
         raise NotInjectable(f"annotation {TOPIC_ANNOTATION}: {error}") from error
     if name.partition is not None or name.domain != "persistent":
         raise NotInjectable(
-            f"annotation {TOPIC_ANNOTATION} must name a persistent topic as a whole"
+            f"annotation {TOPIC_ANNOTATION} must name a whole persistent topic, not {full}"
         )
     return str(name)
 
 
-# ------------------------------------------------------------ what the pod says
+# ------------------------------------------------------------ labels, annotations and spec of the pod
 #
 # A pod under admission may have no name yet (generateName), so it is not a PodObject.
 
@@ -138,15 +139,17 @@ def _annotation(pod: Json, name: str) -> str:
 
 def _has_relay(pod: Json) -> bool:
     """Whether the pod requests a relay. Raises NotInjectable."""
-    asked = _annotation(pod, RELAY_ANNOTATION)
-    if asked not in {"", "true", "false"}:
-        raise NotInjectable(f"annotation {RELAY_ANNOTATION} must be true or false")
-    if asked == "true" and _spec(pod).get("hostNetwork"):
+    requested = _annotation(pod, RELAY_ANNOTATION)
+    if requested not in {"", "true", "false"}:
+        raise NotInjectable(
+            f"annotation {RELAY_ANNOTATION} must be true or false, not {requested[:40]!r}"
+        )
+    if requested == "true" and _spec(pod).get("hostNetwork"):
         raise NotInjectable(
             f"annotation {RELAY_ANNOTATION}: a pod with hostNetwork shares the node's loopback with others, which "
             "could write with the pod's token"
         )
-    return asked == "true"
+    return requested == "true"
 
 
 def _leads(pod: Json) -> bool:
@@ -163,7 +166,7 @@ def _spec(pod: Json) -> Json:
     return mapping(pod.get("spec"))
 
 
-# ------------------------------------------------------------ what is added
+# ------------------------------------------------------------ the sidecar's container and volumes
 
 
 def _container(pod: Json, namespace: str, injection: Injection) -> Json:
@@ -209,6 +212,7 @@ def _environment(pod: Json, namespace: str, injection: Injection) -> list[Json]:
     }
     if _leads(pod):
         values["TOPIC"] = topic_name(pod, namespace)
+        values["RELEASE_KEY_FILE"] = RELEASE_KEY_FILE
     if _has_relay(pod):
         values["RELAY_PORT"] = str(RELAY_PORT)
     if injection.authority:
@@ -216,13 +220,17 @@ def _environment(pod: Json, namespace: str, injection: Injection) -> list[Json]:
     priority = _annotation(pod, PRIORITY_ANNOTATION)
     if priority:
         if not _PRIORITY.fullmatch(priority) or not -(2**31) <= int(priority) < 2**31:
-            raise NotInjectable(f"annotation {PRIORITY_ANNOTATION} must be a signed 32-bit number")
+            raise NotInjectable(
+                f"annotation {PRIORITY_ANNOTATION} must be a signed 32-bit number, not {priority[:40]!r}"
+            )
         values["PRIORITY"] = str(int(priority))
     ready_when = _annotation(pod, READY_WHEN_ANNOTATION)
     if ready_when:
         if ready_when not in _READY_WHEN:
             allowed = " or ".join(_READY_WHEN)
-            raise NotInjectable(f"annotation {READY_WHEN_ANNOTATION} must be {allowed}")
+            raise NotInjectable(
+                f"annotation {READY_WHEN_ANNOTATION} must be {allowed}, not {ready_when[:40]!r}"
+            )
         values["READY_WHEN"] = ready_when
     own = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     return [
@@ -261,26 +269,27 @@ class _Patch:
     def __init__(self, pod: Json) -> None:
         self.operations: list[Json] = []
         self._pod = pod
-        self._made: set[str] = set()
+        self._created: set[str] = set()
 
     def append(self, path: str, value: Json) -> None:
-        """Add to a list's end, unless an item of that name is there."""
-        there = self._at(path) or []
-        if any(each.get("name") == value["name"] for each in there):
+        """Append an item to a list, unless the list has an item with its name."""
+        present = self._at(path) or []
+        if any(each.get("name") == value["name"] for each in present):
             return
-        self._make(path, bool(there), [])
+        self._create(path, bool(present), [])
         self.operations.append({"op": "add", "path": f"{path}/-", "value": value})
 
     def put(self, path: str, name: str, value: str) -> None:
         """Set one entry of a mapping."""
-        self._make(path, self._at(path) is not None, {})
+        self._create(path, self._at(path) is not None, {})
         escaped = name.replace("~", "~0").replace("/", "~1")
         self.operations.append({"op": "add", "path": f"{path}/{escaped}", "value": value})
 
-    def _make(self, path: str, is_there: bool, empty: Any) -> None:
-        if not is_there and path not in self._made:
+    def _create(self, path: str, exists: bool, empty: Any) -> None:
+        """Add an empty list or mapping once, if the pod has none at this path."""
+        if not exists and path not in self._created:
             self.operations.append({"op": "add", "path": path, "value": empty})
-        self._made.add(path)
+        self._created.add(path)
 
     def _at(self, path: str) -> Any:
         found: Any = self._pod

@@ -17,7 +17,8 @@ import structlog
 from kubernetes.aio import client
 
 from onewriter_core.command import DISTRIBUTION
-from onewriter_core.kubernetes_names import FENCE
+from onewriter_core.kubernetes.kinds import LEASE, TOPIC, Key
+from onewriter_core.kubernetes.names import FENCE
 from onewriter_operator.brokers.client import Credentials
 from onewriter_operator.brokers.fleet import Fleet, FleetLimits
 from onewriter_operator.configuration import PORT_HTTP, PORT_HTTPS, Configuration
@@ -27,16 +28,16 @@ from onewriter_operator.election import Election, Timing
 from onewriter_operator.engine import Engine
 from onewriter_operator.events import Recorder
 from onewriter_operator.installation import names
-from onewriter_operator.kinds import LEASE, TOPIC, Key
 from onewriter_operator.kube import Kube, load_configuration
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.plan.facts import PlanLimits
 from onewriter_operator.reconcile.claims import ClaimReconciler
 from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
-from onewriter_operator.reconcile.installation import InstallationReconciler
+from onewriter_operator.reconcile.installation import EVERY_SECONDS, InstallationReconciler
 from onewriter_operator.reconcile.lost_brokers import LostBrokers
 from onewriter_operator.reconcile.one_writer import Certificates, OneWriterReconciler
+from onewriter_operator.reconcile.store_formation import StoreClusterReconciler
 from onewriter_operator.reconcile.topics import TopicReconciler
 from onewriter_operator.settings import OperatorSettings
 from onewriter_operator.sidecars import Sidecars
@@ -79,6 +80,7 @@ class OperatorLimits:
 
     plan: PlanLimits = PlanLimits()
     fleet: FleetLimits = FleetLimits()
+    installation_seconds: float = EVERY_SECONDS
 
 
 class Operator:
@@ -203,20 +205,33 @@ class Operator:
             namespaces=options.namespaces,
             every_seconds=SWEEP_SECONDS,
         )
-        await sweeper.fill()
         is_in_cluster = settings.kubeconfig is None
         engine = Engine(sweeper.intake, None if is_in_cluster else reach, options.namespaces)
-        log.info("operator.leads", topics=store.count(TOPIC.kind))
-        controller.start()
         async with asyncio.TaskGroup() as group:
-            for part in (engine, fleet, recorder, queue, sweeper, followed):
-                group.create_task(part.run())
+            group.create_task(recorder.run())
             if settings.installs:
+                # Not after the listing: store and brokers are maintained also while a CRD is missing.
                 installation = InstallationReconciler(
-                    kube, configuration, recorder, self.metrics, one_writer
+                    kube,
+                    configuration,
+                    recorder,
+                    self.metrics,
+                    one_writer,
+                    every_seconds=self._limits.installation_seconds,
                 )
                 group.create_task(installation.run())
                 group.create_task(one_writer.run())
+                if configuration.has_cluster:
+                    cluster = StoreClusterReconciler(
+                        kube, configuration, self.metrics, one_writer.store_planned
+                    )
+                    group.create_task(cluster.run())
+            await sweeper.fill(one_writer.unlisted)
+            log.info("operator.leads", topics=store.count(TOPIC.kind))
+            controller.start()
+            for part in (engine, fleet, queue, sweeper, followed):
+                group.create_task(part.run())
+            if settings.installs:
                 lost = LostBrokers(kube, configuration.namespace, fleet, wall_clock)
                 group.create_task(lost.run())
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from onewriter_operator.kinds import Json, timestamp
-from onewriter_operator.objects import NO_CONDITION, Conditions
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import timestamp
+from onewriter_core.kubernetes.objects import NO_CONDITION, Conditions
 
 MESSAGE_LENGTH_MAX: Final = 1_000
 """Longest message in characters; the rest is cut off."""
@@ -22,11 +23,15 @@ Status = Literal["True", "False", "Unknown"]
 _CANNOT: Final = frozenset({"Invalid", "RefusedByBroker"})
 _FOREIGN: Final = frozenset({"NotThisTenant", "DeclaredElsewhere"})
 _BROKERS: Final = frozenset({"BrokersUnreachable"})
+_STORE: Final = frozenset(
+    {"StoreUnknown", "StoreForming", "StoreDegraded", "StoreMisplaced", "StoreStuck"}
+)
 _OBSTACLES: Final = frozenset({"ServiceTaken", "ServiceRefused", "ServiceNotEnabled", "Undivided"})
 
 TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
     "Ready": frozenset(
         {"Ready", "ResourceConflict", "Pending", "Paused", "Unmanaged", "Deleting", "BucketWaiting"}
+        | {"StoreUnreachable", "StoreFault", "StoreFull"}
         | _OBSTACLES
         | _FOREIGN
         | _CANNOT
@@ -34,6 +39,7 @@ TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
     ),
     "Serving": frozenset(
         {"Served", "Idle", "BucketWaiting", "ResourceConflict", "Pending", "Deleting", "Unmanaged"}
+        | {"StoreUnreachable", "StoreFault", "StoreFull"}
         | _FOREIGN
         | _CANNOT
         | _BROKERS
@@ -76,12 +82,17 @@ CLAIM_REASONS: Final[Mapping[str, frozenset[str]]] = {
 ONE_WRITER_REASONS: Final[Mapping[str, frozenset[str]]] = {
     "Ready": frozenset(
         {"Ready", "InstallationIncomplete", "Pending", "RolloutWaits", "BrokersNotReady"}
-        | {"StoreUnreachable", "BucketsWaiting", "CertificateExpired"}
+        | {"StoreUnreachable", "StoreFault", "StoreFull", "BucketsWaiting", "CertificateExpired"}
+        | (_STORE - {"StoreMisplaced"})
         | _BROKERS
     ),
     "Installed": frozenset({"Installed", "InstallationIncomplete", "Pending", "RolloutWaits"}),
     "BrokersReady": frozenset({"BrokersReady", "BrokersNotReady"} | _BROKERS),
     "StoreReachable": frozenset({"StoreReachable", "StoreUnreachable", "NotReported"} | _BROKERS),
+    "StoreHealthy": frozenset(
+        {"StoreHealthy", "StoreFault", "StoreFull", "NotReported"} | _BROKERS
+    ),
+    "StoreComplete": frozenset({"StoreComplete", "NotACluster"} | _STORE),
     "BucketsServed": frozenset({"AllServed", "BucketsWaiting", "NotReported"} | _BROKERS),
     "CertificatesValid": frozenset(
         {"Valid", "NoCertificates", "CertificateExpires", "CertificateExpired", "NotReported"}
@@ -89,7 +100,7 @@ ONE_WRITER_REASONS: Final[Mapping[str, frozenset[str]]] = {
     ),
     "Drifted": frozenset({"Repaired", "NoDrift"}),
     "Reconciling": frozenset({"Progressing", "Settled"}),
-    "Stalled": frozenset({"InstallationIncomplete", "Settled"}),
+    "Stalled": frozenset({"InstallationIncomplete", "StoreStuck", "Settled"}),
 }
 """The conditions of a OneWriter and their reasons."""
 

@@ -34,6 +34,13 @@ PORT_PROBES: Final = 8081
 """Of probes and metrics alone."""
 
 PORT_STORE: Final = 6379
+PORT_STORE_BUS: Final = 16379
+"""Of the store's processes among each other, in a cluster."""
+
+SHARDS_MIN: Final = 3
+SHARDS_MAX: Final = 16
+REPLICAS_MAX: Final = 3
+"""Bounds of a cluster that the operator forms: its pods fit into one URL."""
 
 MANAGED_SETTINGS: Final = frozenset({
     "adminSubjects", "advertisedHost", "anchor", "anchorName", "authenticationRequired",
@@ -49,9 +56,10 @@ MANAGED_SETTINGS: Final = frozenset({
 
 MANAGED_DIRECTIVES: Final = frozenset({
     "aclfile", "appendfsync", "appendonly", "bind", "daemonize", "dir", "include", "loadmodule",
-    "logfile", "maxmemory", "maxmemory-policy", "port", "protected-mode", "requirepass", "user",
+    "logfile", "masterauth", "masteruser", "maxmemory", "maxmemory-policy", "min-replicas-to-write", "port",
+    "protected-mode", "repl-diskless-load", "replicaof", "requirepass", "user",
 })  # fmt: skip
-"""Directives of the store's configuration that promises depend on."""
+"""Directives of the store's configuration that promises depend on; all of ``cluster-`` in addition."""
 
 TENANT: Final = r"^[-=:.A-Za-z0-9_]+$"
 """A tenant's name as Pulsar allows it."""
@@ -64,6 +72,7 @@ _FACTORS: Final[Mapping[str, Decimal]] = {
     **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
 }
 _PLAIN_OBJECT = {"type": "object", "additionalProperties": True}
+_CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
 
 
 def _text(value: object) -> object:
@@ -245,7 +254,7 @@ class Brokers(PodOptions):
     service: BrokerService = BrokerService()
     """The Service through which clients find brokers."""
     pod_disruption_budget: Budget = Budget()
-    """PodDisruptionBudget: how many pods a drain may evict at once."""
+    """PodDisruptionBudget: how many pods a drain may evict at the same time."""
     settings: dict[str, Setting] = {}
     """Further settings with the names of the brokers' settings: silentAfterSeconds, rollBytes."""
 
@@ -345,7 +354,8 @@ class Valkey(PodOptions):
     @classmethod
     def _keeps_promises(cls, settings: dict[str, Setting]) -> dict[str, Setting]:
         for name in settings:
-            if name in MANAGED_DIRECTIVES or not re.fullmatch("[a-z][a-z0-9-]*", name):
+            is_managed = name in MANAGED_DIRECTIVES or name.startswith("cluster-")
+            if is_managed or not re.fullmatch("[a-z][a-z0-9-]*", name):
                 raise ValueError(f"{name!r} cannot be set here")
         return settings
 
@@ -356,24 +366,53 @@ class Valkey(PodOptions):
         return 0 if limit is None else int(quantity(limit) * Decimal(str(self.memory_share)))
 
 
+class StoreLayout(ApiModel):
+    """Processes of the installed store. In a cluster, memory, volume and resources of ``valkey`` are those of each process."""
+
+    shards: Annotated[
+        int,
+        Field(
+            ge=1, le=SHARDS_MAX, json_schema_extra={"enum": [1, *range(SHARDS_MIN, SHARDS_MAX + 1)]}
+        ),
+    ] = 1
+    """1: one process; losing its volume loses all topics. 3 or more: a cluster with that number of primaries, each with replicas, on at least three nodes. 2 is refused: when a primary is lost, a majority of the primaries votes, and one of two is not a majority. An installation keeps its number of shards."""
+    replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] = 1
+    """Replicas of each primary of a cluster. One process has none."""
+
+    @field_validator("shards")
+    @classmethod
+    def _has_a_majority(cls, shards: int) -> int:
+        if 1 < shards < SHARDS_MIN:
+            raise ValueError(
+                f"a cluster needs at least {SHARDS_MIN} shards, not {shards}: when a primary is lost, a majority of the"
+                " primaries votes for its replica, and one of two is not a majority. Use 1 or 3"
+            )
+        return shards
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the store is a cluster."""
+        return self.shards > 1
+
+
 class StoreTls(ApiModel):
-    """TLS to a rediss:// store. Renewed Secrets apply to new connections."""
+    """TLS to a rediss:// store or cluster, or rediss:// Sentinels. Renewed Secrets apply to new connections."""
 
     ca_secret_name: str = ""
-    """The Secret whose ca.crt verifies the store's certificate; empty: the authorities in the image."""
+    """The Secret whose ca.crt verifies the certificates; empty: the authorities in the image."""
     client_secret_name: str = ""
     """The Secret with tls.crt and tls.key, the brokers' client certificate; empty: none."""
     server_name: str = ""
-    """The name that the store's certificate must have; empty: the host of the URL."""
+    """The name that the certificates must have; empty: the host of the URL, of each node of a cluster, or of each Sentinel and the primary."""
 
 
 class ExternalStore(ApiModel):
     """A Redis or Valkey that you run, instead of the installed store."""
 
     url: str = ""
-    """redis://HOST:PORT or rediss://HOST:PORT, without a password; empty: not used."""
+    """redis://HOST:PORT, or redis+cluster://HOST:PORT,HOST:PORT with some nodes of a cluster; rediss:// and rediss+cluster:// for TLS. Without a password. Empty: not used."""
     sentinels: ListOf[str] = ()
-    """HOST:PORT of Sentinels, instead of url."""
+    """HOST:PORT of Sentinels, instead of url; rediss://HOST:PORT for TLS to all of them and to the primary."""
     sentinel_master: str = "onewriter"
     """The primary's name in the Sentinels' configuration."""
     username: str = ""
@@ -381,23 +420,56 @@ class ExternalStore(ApiModel):
     password_secret: SecretKey = SecretKey()
     """The Secret with the user's password."""
     tls: StoreTls = StoreTls()
-    """TLS to a rediss:// store. Renewed Secrets apply to new connections."""
+    """TLS to a rediss:// store or cluster, or rediss:// Sentinels. Renewed Secrets apply to new connections."""
     replicas: Annotated[int, Field(ge=0)] = 0
-    """Number of replicas that durability AllReplicas waits for; 0: AllReplicas is not available."""
+    """Number of replicas, of each shard in a cluster, that durability AllReplicas waits for; 0: AllReplicas is not available."""
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if self.url and self.sentinels:
             raise ValueError("url and sentinels exclude each other")
         if self.url:
-            parts = urlsplit(self.url)
-            if parts.scheme not in {"redis", "rediss"} or not parts.hostname:
-                raise ValueError("url must be redis://HOST:PORT or rediss://HOST:PORT")
-            if parts.password:
-                raise ValueError("url must not carry a password: name its Secret in passwordSecret")
-        if self.tls != StoreTls() and not self.url.startswith("rediss://"):
-            raise ValueError("tls needs a url that begins with rediss://")
+            self._check_url()
+        encrypted = {each.startswith("rediss://") for each in self.sentinels}
+        if len(encrypted) > 1:
+            raise ValueError("sentinels: write rediss:// at all of them or at none")
+        if self.tls != StoreTls() and not self.is_encrypted:
+            raise ValueError(
+                "tls needs a url that begins with rediss:// or rediss+cluster://, or sentinels that begin"
+                " with rediss://"
+            )
         return self
+
+    def _check_url(self) -> None:
+        user, _, _ = urlsplit(self.url).netloc.rpartition("@")
+        if ":" in user:
+            raise ValueError("url must not carry a password: name its Secret in passwordSecret")
+        is_cluster = self.url.startswith(_CLUSTER_SCHEMES)
+        if not is_cluster and not self.url.startswith(("redis://", "rediss://")):
+            raise ValueError(
+                "url must be redis://HOST:PORT or rediss://HOST:PORT, or redis+cluster://HOST:PORT,HOST:PORT"
+                " or rediss+cluster://HOST:PORT,HOST:PORT for a cluster"
+            )
+        nodes = self._nodes()
+        if len(nodes) > 1 and not is_cluster:
+            raise ValueError("several addresses in url need redis+cluster:// or rediss+cluster://")
+        for host, _ in nodes:
+            if not host:
+                raise ValueError("url must name a host at each address")
+
+    def _nodes(self) -> list[tuple[str, int]]:
+        """Host and port of each address in ``url``."""
+        _, _, places = urlsplit(self.url).netloc.rpartition("@")
+        parts = [urlsplit(f"redis://{place}") for place in places.split(",")]
+        return [(part.hostname or "", part.port or PORT_STORE) for part in parts]
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether brokers connect with TLS."""
+        return any(
+            each.startswith(("rediss://", "rediss+cluster://"))
+            for each in (self.url, *self.sentinels)
+        )
 
     @property
     def is_used(self) -> bool:
@@ -408,7 +480,7 @@ class ExternalStore(ApiModel):
     def ports(self) -> tuple[int, ...]:
         """The ports that brokers connect to."""
         if self.url:
-            return (urlsplit(self.url).port or PORT_STORE,)
+            return tuple(sorted({port for _, port in self._nodes()}))
         sentinels = {int(each.rpartition(":")[2]) for each in self.sentinels if ":" in each}
         return tuple(sorted({PORT_STORE, *sentinels}))
 
@@ -530,6 +602,8 @@ class Configuration(ApiModel):
     """The image of all components."""
     brokers: Brokers = Brokers()
     """The brokers, which clients connect to."""
+    store: StoreLayout = StoreLayout()
+    """Processes of the installed store."""
     valkey: Valkey = Valkey()
     """The store that the chart installs."""
     external_store: ExternalStore = ExternalStore()
@@ -547,8 +621,13 @@ class Configuration(ApiModel):
 
     @model_validator(mode="after")
     def _promises_what_it_keeps(self) -> Self:
-        check_promise(self.brokers, self.valkey, self.external_store)
+        check_promise(self.brokers, self.store, self.valkey, self.external_store)
         return self
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether the operator installs a cluster as the store."""
+        return self.store.is_cluster and not self.external_store.is_used
 
     @property
     def operator_subject(self) -> str:
@@ -556,8 +635,19 @@ class Configuration(ApiModel):
         return f"system:serviceaccount:{self.namespace}:{self.release}-operator"
 
 
-def check_promise(brokers: Brokers, valkey: Valkey, external: ExternalStore) -> None:
+def check_promise(
+    brokers: Brokers, store: StoreLayout, valkey: Valkey, external: ExternalStore
+) -> None:
     """Raises ValueError when our own store is too weak for what the brokers promise."""
+    if external.is_used and store.is_cluster:
+        raise ValueError(
+            "externalStore replaces the installed store: remove store.shards, or remove externalStore"
+        )
+    if store.is_cluster and "appenddirname" in valkey.settings:
+        raise ValueError(
+            "valkey.settings.appenddirname cannot be set in a cluster (store.shards): before a process starts, its pod looks"
+            " for data in the directory appendonlydir"
+        )
     minimum = brokers.settings.get("minimumDurability", "Local")
     if external.is_used or minimum == "None":
         return
@@ -571,10 +661,10 @@ def check_promise(brokers: Brokers, valkey: Valkey, external: ExternalStore) -> 
             "valkey.appendSync everysec promises nothing: set"
             " brokers.settings.minimumDurability to None, or appendSync to always"
         )
-    if minimum != "Local":
+    if minimum != "Local" and not store.is_cluster:
         raise ValueError(
-            f"brokers.settings.minimumDurability {minimum}: the installed store has no replica;"
-            " name one that has in externalStore"
+            f"brokers.settings.minimumDurability {minimum}: the installed store has no replica; set store.shards to"
+            " 3, or name a store that has replicas in externalStore"
         )
 
 

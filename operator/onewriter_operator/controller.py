@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
-from onewriter_operator.brokers.fleet import Fleet
-from onewriter_operator.declarations import Declarations
-from onewriter_operator.kinds import (
+from onewriter_core.kubernetes.kinds import (
     CLAIM,
     POD,
     SERVICE,
@@ -16,8 +14,10 @@ from onewriter_operator.kinds import (
     TOPIC,
     Key,
 )
+from onewriter_core.kubernetes.objects import DeclaredObject, TopicObject
+from onewriter_operator.brokers.fleet import Fleet
+from onewriter_operator.declarations import Declarations
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.objects import DeclaredObject, TopicObject
 from onewriter_operator.plan.topic import BROKER_DRIFT
 from onewriter_operator.reconcile.topics import TopicReconciler
 from onewriter_operator.store import ObjectCopy

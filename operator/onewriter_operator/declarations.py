@@ -11,6 +11,7 @@ cached pieces, because a burst of a thousand objects builds it many times.
 * A topic that is being deleted with its log is sent as closed: it admits no new producer.
 * A paused or unmanaged object is sent as it was before. So is an object whose new spec is invalid, with
   its claims; after a start the former spec is unknown, and an invalid object is not sent.
+* An edited object that a broker refuses is sent to that broker as it accepted it last (``compose``).
 * A new topic is sent only after a broker has said whether it existed before (``admit``).
 """
 
@@ -18,9 +19,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -28,15 +30,10 @@ from onewriter_core.api import ExclusiveTopic, ProducerClaim
 from onewriter_core.api.tenancy import Tenancy
 from onewriter_core.api.violations import in_words
 from onewriter_core.ids import InvalidTopicName, TopicName
-from onewriter_core.kubernetes_names import CLAIM_LABEL, PAUSED, UNMANAGED
-from onewriter_operator.kinds import CLAIM, TOPIC, Json, Key
-from onewriter_operator.objects import (
-    ClaimObject,
-    DeclaredObject,
-    PodObject,
-    TopicObject,
-    mapping,
-)
+from onewriter_core.json_values import Json, mapping
+from onewriter_core.kubernetes.kinds import CLAIM, TOPIC, Key
+from onewriter_core.kubernetes.names import CLAIM_LABEL, PAUSED, UNMANAGED
+from onewriter_core.kubernetes.objects import ClaimObject, DeclaredObject, PodObject, TopicObject
 from onewriter_operator.plan.facts import Acceptance
 from onewriter_operator.store import ObjectCopy
 
@@ -47,13 +44,27 @@ _FINISHED: Final = frozenset({"Succeeded", "Failed"})
 """Phases of pods that never run again."""
 
 
+class Piece(NamedTuple):
+    """The text of one object in the desired state, and its digest."""
+
+    text: str
+    digest: str
+
+
+_NOTHING: Final[Mapping[tuple[Key, str], Piece | None]] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """A whole desired state. ``pieces``: the digest of each object in it, by key."""
+    """A whole desired state. ``pieces``: that of each object in it, by key."""
 
     revision: str
     body: bytes
-    pieces: Mapping[Key, str]
+    pieces: Mapping[Key, Piece]
+
+    def digests(self) -> dict[Key, str]:
+        """The digest of each object's piece."""
+        return {key: piece.digest for key, piece in self.pieces.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,7 @@ class Declarations:
         self._validations: dict[str, _Validation] = {}
         self._by_topic: dict[str, set[Key]] = {}
         self._topic_of: dict[Key, str] = {}
-        self._pieces: dict[Key, tuple[str, str]] = {}
+        self._pieces: dict[Key, Piece] = {}
         self._held: dict[str, DeclaredObject] = {}
         self._admitted: set[str] = set()
         self._awaited: set[str] = set()
@@ -146,7 +157,7 @@ class Declarations:
         found = self._store.declared(key)
         if found is None or not self._is_passed_on(found):
             return ""
-        return self._piece(found)[1]
+        return self._piece(found).digest
 
     def is_held_back(self, found: DeclaredObject) -> bool:
         """Whether brokers have an earlier spec than the one that is paused."""
@@ -167,19 +178,25 @@ class Declarations:
 
     # ------------------------------------------------------------ all of them
 
-    def compose(self, without: Container[tuple[Key, str]] = ()) -> Desired:
-        """The present desired state, without some pieces (key and digest)."""
+    def compose(self, instead: Mapping[tuple[Key, str], Piece | None] = _NOTHING) -> Desired:
+        """The present desired state.
+
+        ``instead``: by key and digest, the earlier piece to send in place of a piece that a broker
+        refused. With None the object is left out, and so is one that is being deleted: its earlier
+        piece would admit producers.
+        """
         texts: dict[str, list[str]] = {TOPIC.kind: [], CLAIM.kind: []}
-        pieces: dict[Key, str] = {}
+        pieces: dict[Key, Piece] = {}
         pods: dict[str, list[str]] = {}
         for each in self._store.all_declared():
             if not self._is_passed_on(each):
                 continue
-            text, digest = self._piece(each)
-            if (each.key, digest) in without:
+            own = self._piece(each)
+            piece = instead.get((each.key, own.digest), own)
+            if piece is None or (piece != own and each.is_going):
                 continue
-            texts[each.key.kind].append(text)
-            pieces[each.key] = digest
+            texts[each.key.kind].append(piece.text)
+            pieces[each.key] = piece
             uids = self.selected(each) if isinstance(each, ClaimObject) else None
             if uids is not None:
                 pods[str(each.key)] = uids
@@ -317,8 +334,8 @@ class Declarations:
             return False
         return isinstance(found, ClaimObject) or self.is_admitted(found)
 
-    def _piece(self, declared: DeclaredObject) -> tuple[str, str]:
-        """The piece of the desired state for an object, and its digest."""
+    def _piece(self, declared: DeclaredObject) -> Piece:
+        """The piece of the desired state for an object."""
         key, source = declared.key, declared
         if _is_paused(declared) or self._validated(declared).problem:
             source = self._held.get(declared.uid, declared)
@@ -328,7 +345,7 @@ class Declarations:
         )
         tag = f"{source.uid}/{source.generation}/{is_closing}"
         known = self._pieces.get(key)
-        if known is not None and known[1].startswith(f"{tag}/"):
+        if known is not None and known.digest.startswith(f"{tag}/"):
             return known
         spec = _spec(source)
         if is_closing:
@@ -340,7 +357,7 @@ class Declarations:
             "spec": spec,
         }
         text = json.dumps(passed, sort_keys=True, separators=(",", ":"))
-        found = (text, f"{tag}/{hashlib.sha256(text.encode()).hexdigest()[:16]}")
+        found = Piece(text, f"{tag}/{hashlib.sha256(text.encode()).hexdigest()[:16]}")
         self._pieces[key] = found
         return found
 

@@ -20,9 +20,10 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from onewriter_operator.kinds import LEASE, Json, Key, micro_timestamp
+from onewriter_core.json_values import Json, mapping
+from onewriter_core.kubernetes.kinds import LEASE, Key, micro_timestamp
+from onewriter_core.kubernetes.objects import LeaseRecord, parse_lease
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.objects import mapping, number, text
 
 JITTER: Final = 1.2
 """Candidates ask after retry_seconds to retry_seconds times (1 + this)."""
@@ -42,24 +43,14 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """The content of a Lease."""
-
-    holder: str = ""
-    renewed: str = ""
-    transitions: int = 0
-    duration_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Observation:
     """A record, and since when (own clock) it is unchanged."""
 
-    record: Record
+    record: LeaseRecord
     since: float
 
 
-def observe(known: Observation | None, record: Record, now: float) -> Observation:
+def observe(known: Observation | None, record: LeaseRecord, now: float) -> Observation:
     """Note the record that was just read; a changed one restarts the time."""
     if known is not None and known.record == record:
         return known
@@ -75,17 +66,6 @@ def judge(me: str, seen: Observation | None, now: float, timing: Timing) -> Deci
     # The holder's own duration counts too: it may have been started with a longer one.
     duration = max(timing.duration_seconds, seen.record.duration_seconds)
     return "Take" if now - seen.since >= duration else "Wait"
-
-
-def read(document: Json) -> Record:
-    """The content of a Lease."""
-    spec = mapping(document.get("spec"))
-    return Record(
-        text(spec.get("holderIdentity")),
-        text(spec.get("renewTime")),
-        number(spec.get("leaseTransitions")),
-        number(spec.get("leaseDurationSeconds")),
-    )
 
 
 class LeadershipLost(Exception):
@@ -145,7 +125,7 @@ class Election:
         self.is_leader = False
         try:
             document = await self._kube.get(LEASE, self._lease.namespace, self._lease.name)
-            if document is None or read(document).holder != self._me:
+            if document is None or parse_lease(document).holder != self._me:
                 return
             document["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
             await self._kube.replace(LEASE, document)
@@ -167,19 +147,19 @@ class Election:
         """Read, judge and write once; whether this replica leads now."""
         try:
             # Counted from before the request: other replicas may count from the time of the write.
-            asked = self._now()
+            started = self._now()
             document = await self._kube.get(LEASE, self._lease.namespace, self._lease.name)
             if document is None:
                 self._seen = None
             else:
-                self._seen = observe(self._seen, read(document), self._now())
+                self._seen = observe(self._seen, parse_lease(document), self._now())
             if judge(self._me, self._seen, self._now(), self._timing) == "Wait":
                 return False
             await self._write(document)
         except (ApiRefused, ApiUnreachable) as error:
             log.info("election.attempt_failed", reason=str(error))
             return False
-        self._renewed_at = asked
+        self._renewed_at = started
         return True
 
     async def _write(self, document: Json | None) -> None:
@@ -202,11 +182,11 @@ class Election:
                 },
             )
         else:
-            former = read(document)
+            former = parse_lease(document)
             if former.holder != self._me:
                 spec |= {"acquireTime": now, "leaseTransitions": former.transitions + 1}
             changed = document | {"spec": mapping(document.get("spec")) | spec}
             # The resourceVersion that was read makes this a compare-and-set.
             changed["metadata"] = dict(document["metadata"])
             written = await self._kube.replace(LEASE, changed)
-        self._seen = observe(self._seen, read(written), self._now())
+        self._seen = observe(self._seen, parse_lease(written), self._now())

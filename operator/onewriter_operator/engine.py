@@ -17,8 +17,8 @@ import structlog
 import uvloop
 from kubernetes.aio import client
 
+from onewriter_core.json_values import Json
 from onewriter_operator import handlers
-from onewriter_operator.kinds import Json
 
 STOP_SECONDS: Final = 5.0
 """Longest wait for the end of kopf, which holds no state."""
@@ -128,11 +128,16 @@ class Engine:
         raise EngineFailed(f"kopf has ended: {self._error!r}") from self._error
 
     async def _watch(self, deliver: handlers.Deliver) -> None:
-        await kopf.operator(
-            registry=handlers.registry(deliver, self._configuration),
-            settings=handlers.settings(),
-            standalone=True,
-            clusterwide=not self._namespaces,
-            namespaces=self._namespaces,
-            stop_flag=self._stop,
-        )
+        try:
+            await kopf.operator(
+                registry=handlers.registry(deliver, self._configuration),
+                settings=handlers.settings(),
+                standalone=True,
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+                stop_flag=self._stop,
+            )
+        finally:
+            # kopf waits for the flag in a thread of the loop's executor, and the loop does not close before
+            # this thread ends. Without this, an engine that failed would never report it.
+            self._stop.set()

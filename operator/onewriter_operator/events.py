@@ -15,14 +15,10 @@ from typing import Final
 
 import structlog
 
-from onewriter_operator.kinds import (
-    EVENT,
-    Json,
-    Key,
-    micro_timestamp,
-)
+from onewriter_core.json_values import Json, present
+from onewriter_core.kubernetes.kinds import EVENT, Key, micro_timestamp
+from onewriter_core.kubernetes.objects import KubeObject
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.objects import KubeObject, present
 from onewriter_operator.plan.actions import EmitEvent
 
 WAITING_MAX: Final = 1_000

@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 import kopf
 from kubernetes.aio import client
 
-from onewriter_core.kubernetes_names import CLAIM_LABEL, GROUP
-from onewriter_operator.kinds import (
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import (
     CLAIM,
     FIELD_MANAGER,
     KUBERNETES_SLICE_MANAGER,
@@ -25,9 +25,9 @@ from onewriter_operator.kinds import (
     SLICE,
     SLICE_MANAGER_LABEL,
     TOPIC,
-    Json,
     Kind,
 )
+from onewriter_core.kubernetes.names import CLAIM_LABEL, GROUP
 
 Deliver = Callable[[str, Json], Awaitable[None]]
 """Takes the type of a watch event (None: from a listing) and the object."""

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -21,7 +20,8 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
 
-from onewriter_operator.kinds import FIELD_MANAGER, Json, Key, Kind
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import FIELD_MANAGER, Key, Kind
 
 REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 10.0
@@ -122,12 +122,7 @@ class Kube:
         self._dynamic = await DynamicClient(self._client, discoverer=_KnownKinds)  # type: ignore[no-untyped-call]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------ reading
@@ -378,14 +373,14 @@ def _failures() -> Iterator[None]:
 def _refused(error: ApiException) -> ApiRefused:
     """The API server's message, and its Retry-After."""
     try:
-        said = json.loads(error.body or "")
+        document = json.loads(error.body or "")
     except (TypeError, ValueError):
-        said = {}
-    if not isinstance(said, dict):
-        said = {}
-    reason = str(said.get("message") or error.reason or error.body)[:REASON_LENGTH_MAX]
+        document = {}
+    if not isinstance(document, dict):
+        document = {}
+    reason = str(document.get("message") or error.reason or error.body)[:REASON_LENGTH_MAX]
     text = str((error.headers or {}).get("Retry-After", ""))
     seconds = text if text.isascii() and text.isdecimal() else None
     if seconds is None:
-        seconds = (said.get("details") or {}).get("retryAfterSeconds")
+        seconds = (document.get("details") or {}).get("retryAfterSeconds")
     return ApiRefused(int(error.status), reason, None if seconds is None else float(seconds))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 import structlog
 
-from onewriter_http.logs import quiet_libraries
+from onewriter_http.logs import configure_structlog
 
 
 class _Forward(logging.Handler):
@@ -22,17 +21,5 @@ class _Forward(logging.Handler):
 
 def configure_logging(*, level: int = logging.INFO) -> None:
     """Set up logging for this process."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
     logging.basicConfig(level=logging.WARNING, handlers=[_Forward()], force=True)
-    quiet_libraries()
+    configure_structlog(level, structlog.processors.JSONRenderer())

@@ -9,8 +9,9 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from onewriter_operator.kinds import Key
-from onewriter_operator.objects import TopicStatus
+from onewriter_core.kubernetes.kinds import Key
+from onewriter_core.kubernetes.objects import TopicStatus
+from onewriter_operator.plan.store_shards import StoreState
 
 CONDITION_STATES: Final = {"True": 1.0, "False": 0.0, "Unknown": -1.0}
 
@@ -80,6 +81,17 @@ class Metrics:
             ("kind", "result"),
             registry=self.registry,
         )
+        self._store_state = self._gauge(
+            "onewriter_store_cluster_state",
+            "State of the installed store's cluster: 1 at the present state",
+            ("state",),
+        )
+        self.store_commands = Counter(
+            "onewriter_store_cluster_commands",
+            "Commands that formed, repaired or moved parts of the store's cluster",
+            ("command",),
+            registry=self.registry,
+        )
         self._received: dict[str, float] = {}
         self._watch = self._gauge(
             "onewriter_watch_last_event_seconds",
@@ -129,6 +141,11 @@ class Metrics:
         if state:
             self._states[key] = state
             self._claims.labels(state).inc()
+
+    def store_planned(self, state: StoreState) -> None:
+        """Set the state of the store's cluster; without a cluster the metric has no values."""
+        for each in StoreState:
+            self._store_state.labels(each.value).set(each is state)
 
     def forget_topic(self, key: Key) -> None:
         """Remove the metrics of an ExclusiveTopic that is gone."""

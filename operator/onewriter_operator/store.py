@@ -11,15 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
-from onewriter_operator.kinds import (
-    CLAIM,
-    SERVICE_NAME_LABEL,
-    SLICE,
-    TOPIC,
-    Json,
-    Key,
-)
-from onewriter_operator.objects import (
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import CLAIM, SERVICE_NAME_LABEL, SLICE, TOPIC, Key
+from onewriter_core.kubernetes.objects import (
     ClaimObject,
     DeclaredObject,
     KubeObject,
@@ -84,6 +78,7 @@ class ObjectCopy:
         return [each for each in found if isinstance(each, ClaimObject)]
 
     def count(self, kind: str) -> int:
+        """The number of objects of a kind."""
         return len(self._objects.get(kind, {}))
 
     def all_declared(self) -> list[DeclaredObject]:
@@ -119,26 +114,30 @@ class ObjectCopy:
         found = self.get(key)
         return found if isinstance(found, PodObject) else None
 
-    # ------------------------------------------------------------ filling
+    # ------------------------------------------------------------ changes
 
     def put(self, document: Json, *, is_own: bool = False) -> bool:
-        """Take in an object as it is now; whether it was newer than the known one.
+        """Store an object. Returns whether it was newer than the known one.
 
         ``is_own``: it is the answer to the operator's own write of the status.
         """
         found = parse(document)
         known = self.get(found.key)
-        if not self._is_back(found):
+        if not self._may_exist(found):
             return False
         if known is not None and known.uid == found.uid:
-            mine, theirs = known.version_number, found.version_number
-            if mine is not None and theirs is not None and theirs <= mine:
+            known_version, found_version = known.version_number, found.version_number
+            if (
+                known_version is not None
+                and found_version is not None
+                and found_version <= known_version
+            ):
                 return False
         self._replace(found.key, found, is_own=is_own)
         return True
 
     def remove(self, document: Json) -> None:
-        """Drop an object that is gone or no longer watched; a later one of the same name stays."""
+        """Drop an object that was deleted or is no longer watched. A later object of the same name stays."""
         gone = parse(document)
         self._removed[gone.uid] = gone.version_number
         while len(self._removed) > REMOVED_MAX:
@@ -147,19 +146,19 @@ class ObjectCopy:
         if known is not None and known.uid == gone.uid:
             self._replace(gone.key, None)
 
-    def _is_back(self, found: KubeObject) -> bool:
+    def _may_exist(self, found: KubeObject) -> bool:
         """Whether an object may exist: it was never removed, or got its watched label again."""
         uid = found.uid
         if uid not in self._removed:
             return True
-        then, now = self._removed[uid], found.version_number
-        if then is None or now is None or now <= then:
+        removed_version, version = self._removed[uid], found.version_number
+        if removed_version is None or version is None or version <= removed_version:
             return False
         del self._removed[uid]
         return True
 
     def sweep(self, listed: Iterable[Json], since: Mapping[Key, str]) -> list[Key]:
-        """Apply a full listing; the keys of the objects that the watch had missed.
+        """Apply a full listing. Returns the keys of the objects whose changes the watch had missed.
 
         ``since`` is the result of ``versions`` before the listing: an object that changed since is newer
         than the listing and stays.

@@ -18,11 +18,11 @@ import structlog
 from aiohttp import web
 from cryptography import x509
 
+from onewriter_core.json_values import Json
 from onewriter_http.limits import Limits
 from onewriter_http.routes import Callers, For, Routes
 from onewriter_http.server import Server
 from onewriter_operator.admission import Injection, NotInjectable, patch_of
-from onewriter_operator.kinds import Json
 
 CHECK_SECONDS: Final = 5.0
 """Interval at which certificate and key are checked for a change."""
@@ -146,8 +146,8 @@ def _review(body: bytes) -> tuple[str, Json, str]:
     """The uid, pod and namespace of an AdmissionReview. Raises ValueError."""
     try:
         review = json.loads(body)
-        asked = review["request"]
-        uid, pod, namespace = asked["uid"], asked["object"], asked.get("namespace", "")
+        subject = review["request"]
+        uid, pod, namespace = subject["uid"], subject["object"], subject.get("namespace", "")
     except (KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError("request.uid or request.object is missing") from None
     if not isinstance(uid, str) or not isinstance(pod, dict) or not isinstance(namespace, str):

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from onewriter_operator.kinds import Key
+from onewriter_core.kubernetes.kinds import Key
 
 KEYS_MAX: Final = 100_000
 """Keys in one queue; further ones are refused and counted."""
@@ -73,7 +73,8 @@ class Observer(Protocol):
 class _Entry:
     """The state of one key.
 
-    ``due``: time of the next reconcile, None while the key is in line. ``free_at``: the earliest time.
+    ``due``: time of the next reconcile, None while the key is in line. ``free_at``: the earliest time
+    of the next reconcile.
     """
 
     due: float | None = None
@@ -85,7 +86,7 @@ class _Entry:
 
 
 class WorkQueue:
-    """A queue of keys. ``clock`` is the loop's unless a test says otherwise."""
+    """A queue of keys."""
 
     def __init__(
         self,
@@ -122,10 +123,6 @@ class WorkQueue:
     def add(self, key: Key) -> None:
         """Reconcile the key soon."""
         self._add_after(key, 0.0)
-
-    def add_after(self, key: Key, seconds: float) -> None:
-        """Reconcile the key after this time, or earlier on another request."""
-        self._add_after(key, max(0.0, seconds))
 
     async def run(self) -> None:
         """Reconcile keys until cancelled."""
@@ -211,9 +208,9 @@ class WorkQueue:
             finally:
                 entry.is_running = False
                 entry.free_at = max(entry.free_at, self._now() + self._spacing)
-            self._settle(key, entry, after)
+            self._schedule_next(key, entry, after)
 
-    def _settle(self, key: Key, entry: _Entry, after: float | None) -> None:
+    def _schedule_next(self, key: Key, entry: _Entry, after: float | None) -> None:
         if entry.is_dirty:
             entry.is_dirty = False
             self._add_after(key, 0.0)
@@ -230,7 +227,7 @@ class WorkQueue:
             wanted = await self._reconcile(key)
         except RetryLater as later:
             result = "later"
-            log.info("visit.later", key=str(key), kind=key.kind, reason=str(later))
+            log.info("reconcile.later", key=str(key), kind=key.kind, reason=str(later))
             entry.failures = min(entry.failures + 1, BACKOFF_DOUBLINGS_MAX)
             if later.after_seconds is None:
                 return self._backoff(entry.failures)
@@ -241,7 +238,7 @@ class WorkQueue:
         except Exception:
             # A defect in one reconcile must not stop the others; it is logged, counted and repeated.
             result = "error"
-            log.exception("visit.failed", key=str(key), kind=key.kind)
+            log.exception("reconcile.failed", key=str(key), kind=key.kind)
             entry.failures = min(entry.failures + 1, BACKOFF_DOUBLINGS_MAX)
             return self._backoff(entry.failures)
         else:

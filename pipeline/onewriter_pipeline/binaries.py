@@ -20,6 +20,9 @@ Bools = NDArray[np.bool_]
 Signed = NDArray[np.int64]
 Unsigned = NDArray[np.uint64]
 
+PADDING: Final = bytes(32)
+"""Must follow the last byte of a buffer, so that whole words can be read anywhere."""
+
 _SEVEN_BITS: Final = 0x7F
 _CONTINUES: Final = 0x80
 _BITS_PER_BYTE: Final = 7

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 import click
 
 from onewriter_core.errors import OnewriterError
+from onewriter_pipeline.errors import Contradicted
 from onewriter_pipeline.jobs.options import EXIT_ERROR, EXIT_OK, EXIT_VIOLATION, Violation
 
 NAME: Final = "onewriter-pipeline"
@@ -26,6 +27,7 @@ VERBS: Final = {
     "snapshot": "Keep the newest message of each key.",
     "table": "Show, compact and clean the tables.",
     "trim": "Drop from topics what the tables hold, once that is verified.",
+    "verify": "Compare the tables with the logs, and with what brokers know of their copies.",
 }
 """Each verb is the ``command`` of the module in ``jobs`` with the same name."""
 
@@ -58,7 +60,8 @@ class Verbs(click.Group):
 def pipeline() -> None:
     """Keep the history of topics in tables.
 
-    Exit codes: 0 done, 1 an error (no half-done work remains: run it again), 2 a violation was found.
+    Exit codes: 0 done, 1 an error or wrong usage (no half-done work remains: run it again), 2 a violation
+    was found. (`onewriter verify` reports a violation with 1.)
     """
 
 
@@ -80,6 +83,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return EXIT_ERROR
+    except Contradicted as error:
+        click.echo(f"{NAME}: {error}", err=True)
+        return EXIT_VIOLATION
     except OnewriterError as error:
         click.echo(f"{NAME}: {error}", err=True)
         return EXIT_ERROR

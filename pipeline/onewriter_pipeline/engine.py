@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -21,8 +22,19 @@ LOOPBACK: Final = "127.0.0.1"
 ERROR_CHARACTERS_MAX: Final = 300
 """Characters of Spark's error text that a message shows."""
 
-_OURS: Final = re.compile(r"^(?:\s*pyspark[\w.]+: )?onewriter_\w+\.[\w.]+: (.+)$", re.MULTILINE)
-"""Matches the last traceback line of one of our errors. Spark passes it on as text."""
+_OURS: Final = re.compile(r"^(?:.*\s)?onewriter_\w+\.[\w.]+: (.+)$", re.MULTILINE)
+"""Matches the line with the type and the message of one of our errors. Spark passes it on as text."""
+
+_ENDED: Final = (
+    "the Java process of Spark ended during the job (killed, or out of memory): what was committed is valid; run"
+    " the command again"
+)
+
+_JAVA_CAUSE: Final = re.compile(r"^: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
+"""Matches the message of a Java exception behind the line that only names the called method."""
+
+_JAVA_NAMES: Final = re.compile(r"^.*\b[a-z][\w.]*\.[A-Z]\w*(?:Exception|Error): ")
+"""Matches everything up to the innermost exception of a message."""
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _OTHERS: Final = re.compile(r"^[A-Za-z_][\w.]*: .+$", re.MULTILINE)
@@ -93,36 +105,52 @@ def session(name: str, master: str = "", settings: Sequence[str] = ()) -> SparkS
         raise EngineFailed(f"Spark did not start: {_line(error)}") from error
 
 
-def said_by(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """The cause of a failure of Spark in one line: the message of our own error, if the failure contains one."""
     text = str(error)
-    said = _OURS.findall(text) or _OTHERS.findall(text.partition(_TRACEBACK)[2])
-    return said[-1][:ERROR_CHARACTERS_MAX] if said else _line(error)
+    messages = _OURS.findall(text) or _OTHERS.findall(text.partition(_TRACEBACK)[2])
+    return messages[-1][:ERROR_CHARACTERS_MAX] if messages else _line(error)
 
 
 def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:ERROR_CHARACTERS_MAX]
+    text = str(error).strip()
+    if not text:
+        return type(error).__name__
+    cause = _JAVA_CAUSE.search(text)
+    line = _JAVA_NAMES.sub("", cause[1]) if cause else text.splitlines()[0]
+    return line[:ERROR_CHARACTERS_MAX]
 
 
 @contextmanager
 def running(name: str, master: str = "", settings: Sequence[str] = ()) -> Iterator[SparkSession]:
     """A ``session`` for the block. A session that was running before keeps running after the block.
 
-    Raises EngineFailed for errors of Spark in the block or at its start.
+    Raises EngineFailed for errors of Spark in the block or at its start, also if its Java process was killed.
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415 - as above
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     is_ours = SparkSession.getActiveSession() is None
-    spark = session(name, master, settings)
+    spark: SparkSession | None = None
     try:
+        spark = session(name, master, settings)
         yield spark
-    except (PySparkException, Py4JError) as error:
-        raise EngineFailed(said_by(error)) from error
+    except (PySparkException, Py4JError, ConnectionError, EOFError) as error:
+        raise _failure(error) from error
     finally:
-        if is_ours:
-            spark.stop()
+        if is_ours and spark is not None:
+            with contextlib.suppress(Py4JError, OSError):  # its Java process has ended
+                spark.stop()
+
+
+def _failure(error: Exception) -> EngineFailed:
+    """The error of a failure of Spark. Without its Java process, Python only sees that connections break."""
+    from py4j.protocol import Py4JNetworkError  # noqa: PLC0415 - part of Spark
+
+    if isinstance(error, Py4JNetworkError | OSError | EOFError):
+        return EngineFailed(_ENDED)
+    return EngineFailed(f"Spark failed: {message_of(error)}")
 
 
 @contextmanager
@@ -133,16 +161,19 @@ def active(spark: SparkSession) -> Iterator[None]:
     the rows.
     """
     before = type(spark).getActiveSession()
-    _activate(spark)
+    activate(spark)
     try:
         yield
     finally:
         if before is not None:
-            _activate(before)
+            activate(before)
 
 
-def _activate(spark: SparkSession) -> None:
-    """Spark's Python API has no call for this. Creating a DataFrame in a session makes the session active."""
+def activate(spark: SparkSession) -> None:
+    """Make a session the active one of this thread. A new thread has none, so a write finds no format in it.
+
+    Spark's Python API has no call for this. Creating a DataFrame in a session makes the session active.
+    """
     spark.createDataFrame([], "nothing INT")
 
 
@@ -157,8 +188,8 @@ def on_spark(spark: SparkSession) -> Runner[Task, Result]:
         work = spark.sparkContext.parallelize(tasks, len(tasks)).map(what)
         try:
             found: list[Result] = work.collect()
-        except (Py4JError, OSError) as error:  # OSError: the Spark process has ended
-            raise EngineFailed(f"Spark failed: {said_by(error)}") from error
+        except (Py4JError, OSError, EOFError) as error:
+            raise _failure(error) from error
         return found
 
     return run

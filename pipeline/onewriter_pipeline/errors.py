@@ -15,6 +15,7 @@
     │   └── CorruptEntry  an entry is not what a Pulsar client sends (``decode.decoder``)
     ├── TableError     a table cannot be used: a newer version, not one of ours, no space
     │   ├── Overtaken  another process committed to the table first; nothing was committed
+    │   ├── Contradicted  a table is not what the brokers' witnesses say
     │   └── Gap        neither the table nor the log has all requested entries
     ├── EngineFailed   Spark did not start, or failed
     └── Away           no broker served the request within the client's time limit
@@ -97,6 +98,10 @@ class TableError(PipelineError):
 
 class Overtaken(TableError):
     """Another process committed to the table first. Nothing was committed; the job can be repeated."""
+
+
+class Contradicted(TableError):
+    """A table is not what was copied to it, as the witnesses in the brokers' state say: a violation."""
 
 
 class Gap(TableError):

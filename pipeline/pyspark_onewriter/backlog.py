@@ -22,8 +22,8 @@ from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Gap, Invalid, LogEnds, Trimmed
 from onewriter_pipeline.read.batch_limits import (
     EntryCounts,
-    behind_entries,
-    behind_messages,
+    end_after_entries,
+    end_after_messages,
     is_even,
     shares,
 )
@@ -39,6 +39,7 @@ from onewriter_pipeline.read.selection import (
     logs_of,
     resolved,
     selected,
+    warn_if_unmatched,
 )
 from pyspark_onewriter.options import ReadOptions
 from pyspark_onewriter.tasks import Task, counted, divided_pieces, tasks_of
@@ -81,6 +82,7 @@ class Backlog:
         """The segments of the selected logs, for all of a batch read. Raises Invalid."""
         self._is_batch = True
         logs = logs_of(self._broker, selection)
+        warn_if_unmatched(selection, logs)
         _check_bounds(selection, logs)
         self._seen = {log: self._broker.segments(log) for log in logs}
         return self._seen
@@ -89,6 +91,7 @@ class Backlog:
         """Where a new query begins."""
         selection = self._options.selection
         logs = logs_of(self._broker, selection)
+        warn_if_unmatched(selection, logs)
         check_names("startingOffsets", selection.starting, logs)
         return {log: self._begin(log) for log in logs}
 
@@ -238,6 +241,7 @@ class TieredBacklog:
         ends: dict[str, Position] = {}
         if self._broker is None or self._hot is None:
             logs = self._logs()
+            warn_if_unmatched(selection, logs)
             _check_bounds(selection, logs)
             for log in logs:
                 begins[log] = tables.bound(log, selection.starting)
@@ -256,6 +260,7 @@ class TieredBacklog:
         """Where a new query begins."""
         starting = self._options.selection.starting
         logs = self._logs()
+        warn_if_unmatched(self._options.selection, logs)
         check_names("startingOffsets", starting, logs)
         return {log: self._bound(log, starting) for log in logs}
 
@@ -331,21 +336,23 @@ class TieredBacklog:
     def tasks(self, begins: Positions, ends: Positions) -> list[InputPartition]:
         """The tasks that read from one offset to another. Logs that only the second offset has are not read."""
         cuts: dict[str, Position] = {}
-        pieces: list[Piece] = []
+        parts: list[tuple[Piece, Sequence[Run]]] = []
         for log, end in ends.items():
             begin = begins.get(log, end)
             if begin < end:
                 cuts[log] = self._cut(log, begin, end)
-                pieces += self._pieces(log, begin, cuts[log], end)
-        cold = map(Task, divided_pieces(pieces, self._options.partitions_min))
+                parts += self._parts(log, begin, cuts[log], end)
+        cold = map(Task, divided_pieces(parts, self._options))
         return [*cold, *([] if self._hot is None else self._hot.tasks(cuts, ends))]
 
-    def _pieces(self, log: str, begin: Position, cut: Position, end: Position) -> list[Piece]:
+    def _parts(
+        self, log: str, begin: Position, cut: Position, end: Position
+    ) -> list[tuple[Piece, Sequence[Run]]]:
         """The tables' part of [begin, end), up to the cut."""
         is_last = self._hot is None or cut == end
         if is_last and self._options.reading.fail_on_loss and not self._is_batch:
             _check_reached(log, self._tables.runs(log, begin, cut), begin, end)
-        return self._tables.pieces(log, begin, cut)
+        return self._tables.parts(log, begin, cut)
 
 
 AnyBacklog = Backlog | TieredBacklog
@@ -385,10 +392,10 @@ def within_messages(
         if share is None or not runs:
             continue
         if is_even(runs):
-            end = behind_entries(runs, share)
+            end = end_after_entries(runs, share)
         else:
             start = Position(runs[0].ledger, runs[0].first)
-            end = behind_messages(backlog.counts(log, start, reached[log]), start, share)
+            end = end_after_messages(backlog.counts(log, start, reached[log]), start, share)
         if end is not None:
             found[log] = min(end, reached[log])
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,6 +28,7 @@ from onewriter_pipeline.schema import (
     TIERS,
     column_types,
 )
+from pyspark_onewriter.synonyms import canonical, replaced
 
 URL_VARIABLE: Final = "ONEWRITER_HTTP_URL"
 TOKEN_VARIABLE: Final = "ONEWRITER_TOKEN"  # noqa: S105 - the name of a variable
@@ -59,7 +60,6 @@ READ_OPTIONS: Final = (
     "endingEpoch",
     "epochs",
     "maxEntriesPerTrigger",
-    "maxOffsetsPerTrigger",
     "maxMessagesPerTrigger",
     "maxBytesPerTrigger",
     "minEntriesPerTrigger",
@@ -71,6 +71,7 @@ READ_OPTIONS: Final = (
     "table",
     "table.options",
     "table.format",
+    "columns",
     "includeProperties",
     "valueFormat",
     "corruptEntries",
@@ -133,12 +134,12 @@ class ReadOptions:
 
 
 class Given:
-    """A user's options, case-insensitive. Raises Invalid for unknown ones."""
+    """A user's options, case-insensitive. Raises Invalid for unknown ones, and for one with two names."""
 
     def __init__(self, options: Mapping[str, str], known: Sequence[str]) -> None:
         names = {name.lower(): name for name in known}
         self._values: dict[str, str] = {}
-        for name, value in options.items():
+        for name, value in canonical(options).items():
             if name.lower() not in names:
                 raise Invalid(_unknown(name, known))
             self._values[names[name.lower()]] = value.strip()
@@ -187,6 +188,9 @@ class Given:
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
+    instead = replaced(name)
+    if instead:
+        return instead
     lowered = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), lowered, 1, 0.5)
     if name.lower() == "path":
@@ -285,12 +289,14 @@ def _table(given: Given, tier: str) -> str:
 def _table_options(given: Given) -> dict[str, str]:
     text = given.text("table.options")
     try:
-        said = json.loads(text) if text else {}
+        document = json.loads(text) if text else {}
     except ValueError:
-        said = None
-    if not isinstance(said, dict) or not all(isinstance(each, str) for each in said.values()):
+        document = None
+    if not isinstance(document, dict) or not all(
+        isinstance(each, str) for each in document.values()
+    ):
         raise Invalid('table.options is a JSON object of texts, {"AWS_REGION": "..."}')
-    return said
+    return document
 
 
 def stream_options(options: Mapping[str, str], columns: Mapping[str, str]) -> ReadOptions:
@@ -351,15 +357,17 @@ def _bound(given: Given, which: str, default: Kind) -> Bound:
 def offsets_of(option: str, text: str) -> dict[str, Position]:
     """Offsets from their text, ``{"orders": "3:17"}``. Raises Invalid."""
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except ValueError:
-        said = None
-    if not isinstance(said, dict) or not all(isinstance(each, str) for each in said.values()):
+        document = None
+    if not isinstance(document, dict) or not all(
+        isinstance(each, str) for each in document.values()
+    ):
         raise Invalid(
             f"{option}: {text[:60]!r} is none of 'earliest', 'latest',"
             ' {"topic": "<ledger>:<entry>"}'
         )
-    return full_positions({name: position_of(position) for name, position in said.items()})
+    return full_positions({name: position_of(position) for name, position in document.items()})
 
 
 def _epochs(given: Given) -> Epochs | None:
@@ -383,8 +391,13 @@ def _reading(given: Given, columns: Mapping[str, str] | None) -> Reading:
     json_values = given.one_of("valueFormat", ("binary", "json")) == "json"
     with_properties = given.flag("includeProperties", default=True)
     names = [name for name in MESSAGE_COLUMNS if with_properties or name != PROPERTIES]
+    named = _named_columns(given, json_values=json_values)
     if columns is not None:
         names = _checked(columns, json_values=json_values)
+        if named and set(named) != set(names):
+            raise Invalid("columns and a schema with other columns: give one of them")
+    elif named:
+        names = named
     return Reading(
         tuple(names),
         given.flag("failOnDataLoss", default=True),
@@ -394,22 +407,39 @@ def _reading(given: Given, columns: Mapping[str, str] | None) -> Reading:
     )
 
 
+def _named_columns(given: Given, *, json_values: bool) -> list[str]:
+    """The columns that the option ``columns`` names; empty: it is not given."""
+    if not given.named("columns"):
+        return []
+    if given.named("includeProperties"):
+        raise Invalid("columns and includeProperties: give one of them")
+    types = column_types(json=json_values)
+    names = [each.strip() for each in given.text("columns").split(",") if each.strip()]
+    _check_names(names, types)
+    if len(set(names)) != len(names) or not names:
+        raise Invalid(f"columns: {given.text('columns')[:60]!r} is not a list of different columns")
+    return names
+
+
+def _check_names(names: Iterable[str], types: Mapping[str, str]) -> None:
+    for name in names:
+        if name not in types:
+            raise Invalid(f"messages have no column {name[:60]!r}; they have {', '.join(types)}")
+
+
 def _checked(columns: Mapping[str, str], *, json_values: bool) -> list[str]:
     """The columns of a schema that a user may have written."""
     types = column_types(json=json_values)
+    _check_names(columns, types)
     for name, kind in columns.items():
-        if name not in types:
-            raise Invalid(f"messages have no column {name[:60]!r}; they have {', '.join(types)}")
         if types[name].replace(" ", "").lower() != kind.lower():
             raise Invalid(f"the column {name} is {types[name]}, not {kind[:60].upper()}")
     return list(columns)
 
 
 def _limits(given: Given) -> Limits:
-    if len(given.named("maxEntriesPerTrigger", "maxOffsetsPerTrigger")) > 1:
-        raise Invalid("maxEntriesPerTrigger and maxOffsetsPerTrigger: give one of them")
     return Limits(
-        given.number("maxEntriesPerTrigger") or given.number("maxOffsetsPerTrigger"),
+        given.number("maxEntriesPerTrigger"),
         given.number("maxBytesPerTrigger"),
         given.number("maxMessagesPerTrigger"),
         given.number("minEntriesPerTrigger"),

@@ -7,7 +7,7 @@ is published.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +22,7 @@ from onewriter_pipeline.errors import Invalid, PipelineError
 from onewriter_pipeline.publish import transfer
 from onewriter_pipeline.publish.transfer import StagedLog
 from pyspark_onewriter.sink_options import WriteOptions, write_options
+from pyspark_onewriter.user_errors import without_traceback
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,9 +59,24 @@ def _stage(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
             f" ({_QUERY_ID}, {_BATCH_ID}): write with foreachBatch, txnAppId and txnVersion"
         )
     task = context.partitionId(), context.taskAttemptId()
-    logs = transfer.stage(options.target, app, version, task, batches)
+    rows = _row_columns(batches, options.null_columns)
+    logs = transfer.stage(options.target, app, version, task, rows)
     epochs = {topic: grant.epoch for topic, grant in options.target.grants.items()}
     return Staged(app, version, logs, epochs)
+
+
+def _row_columns(
+    batches: Iterable[pa.RecordBatch], null_columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The batches without the columns that must be null. Raises Invalid if one is not."""
+    for batch in batches:
+        for name in null_columns:
+            if batch.column(name).null_count != batch.num_rows:
+                raise Invalid(
+                    f"rows cannot set the column {name}, which brokers write: name the columns, as in"
+                    " INSERT INTO orders (value, __key) SELECT ..."
+                )
+        yield batch.drop_columns(list(null_columns)) if null_columns else batch
 
 
 def _publish(
@@ -115,14 +131,17 @@ class TopicWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
+    @without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a task's rows."""
         return _stage(self._options, iterator)
 
+    @without_traceback()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish all of them, once, however often it is called."""
         _publish(self._options, messages, is_over=True)
 
+    @without_traceback()
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop staged rows; published rows stay."""
         _discard(self._options, messages)
@@ -134,10 +153,12 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
+    @without_traceback()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a task's rows."""
         return _stage(self._options, iterator)
 
+    @without_traceback()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Publish all of them, once, however often and by however many drivers it is called."""
         wrong = [m.version for m in messages if isinstance(m, Staged) and m.version != batchId]
@@ -145,6 +166,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
             raise PipelineError(f"batch {batchId} is committed with rows of batch {wrong[0]}")
         _publish(self._options, messages, is_over=False)
 
+    @without_traceback()
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop staged rows; published rows stay."""
         del batchId

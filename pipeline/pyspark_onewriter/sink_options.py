@@ -16,11 +16,11 @@ from onewriter_pipeline.lead.leader import Leader
 from onewriter_pipeline.lead.requests import MODES, Grant
 from onewriter_pipeline.publish.hashing import SCHEMES
 from onewriter_pipeline.publish.lead_session import TOPIC_IDLE_SECONDS, LeadSession
-from onewriter_pipeline.publish.messages import check_columns
+from onewriter_pipeline.publish.messages import ROW_COLUMNS, check_columns
 from onewriter_pipeline.publish.parts import FRAME_ROWS
 from onewriter_pipeline.publish.staging import check_app, check_version
 from onewriter_pipeline.publish.transfer import EXACTLY_ONCE, GUARANTEES, PublishTarget
-from onewriter_pipeline.schema import TOPIC
+from onewriter_pipeline.schema import EXTRA_COLUMNS, MESSAGE_COLUMNS, TOPIC
 from pyspark_onewriter.options import ACCESS_OPTIONS, Given, access_of, service_url_of
 
 CAPABILITY_OPTION: Final = "capabilityToken"
@@ -49,6 +49,9 @@ _DRAWN: Final = 10**9
 USE_BYTES: Final = 16
 """Random bytes that identify a batch write among those of its driver."""
 
+_READ_ONLY: Final = frozenset({*MESSAGE_COLUMNS, *EXTRA_COLUMNS} - ROW_COLUMNS)
+"""Columns of messages that rows cannot set."""
+
 _OF_STREAMS: Final = ("queryName", "checkpointLocation", "path")
 """Options that Spark adds to those of a streaming sink."""
 
@@ -63,12 +66,21 @@ class WriteOptions:
     app: str
     version: int | None
     lead_session: LeadSession | None
+    null_columns: tuple[str, ...] = ()
+    """Columns of the rows that must be null, because brokers write them."""
 
 
 def write_options(
-    options: Mapping[str, str], columns: Sequence[str], *, is_stream: bool, overwrites: bool
+    options: Mapping[str, str],
+    columns: Sequence[str],
+    *,
+    is_stream: bool,
+    overwrites: bool,
+    is_table: bool = False,
 ) -> WriteOptions:
-    """The options of a write of these columns. Raises Invalid."""
+    """The options of a write of these columns. ``is_table``: they are the columns of a table for reads and writes.
+    Raises Invalid.
+    """
     added = {name.lower() for name in _OF_STREAMS} if is_stream else set()
     given = Given(
         {name: value for name, value in options.items() if name.lower() not in added},
@@ -76,6 +88,8 @@ def write_options(
     )
     if overwrites:
         raise Invalid("a topic cannot be overwritten: use mode('append')")
+    read_only = [name for name in columns if is_table and name in _READ_ONLY]
+    columns = [name for name in columns if name not in read_only]
     check_columns(columns)
     target = _target(given, columns)
     app, version = given.text("txnAppId"), given.number("txnVersion", least=0)
@@ -104,7 +118,7 @@ def write_options(
             service_url_of(given),
             given.seconds("leaderIdleTime", TOPIC_IDLE_SECONDS),
         )
-    return WriteOptions(target, app, version, lead_session)
+    return WriteOptions(target, app, version, lead_session, tuple(read_only))
 
 
 def _query(options: Mapping[str, str], target: PublishTarget, app: str) -> str:
@@ -159,15 +173,15 @@ def _epochs(given: Given, topic: str) -> dict[str, int]:
     if topic and not text.startswith("{"):
         return {str(log_name(topic).base): given.number("epoch") or 0}
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except ValueError:
-        said = None
-    if not isinstance(said, dict) or not all(map(_is_epoch, said.values())):
+        document = None
+    if not isinstance(document, dict) or not all(map(_is_epoch, document.values())):
         raise Invalid(
             f"epoch: {text[:60]!r} is not a topic epoch"
             + ("" if topic else ', of each topic that rows name: {"orders": 7}')
         )
-    return {str(log_name(name).base): epoch for name, epoch in said.items()}
+    return {str(log_name(name).base): epoch for name, epoch in document.items()}
 
 
 def _capabilities(given: Given, topic: str) -> dict[str, str]:
@@ -178,14 +192,16 @@ def _capabilities(given: Given, topic: str) -> dict[str, str]:
     if topic and not text.startswith("{"):
         return {str(log_name(topic).base): text}
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except ValueError:
-        said = None
-    if not isinstance(said, dict) or not all(isinstance(each, str) for each in said.values()):
+        document = None
+    if not isinstance(document, dict) or not all(
+        isinstance(each, str) for each in document.values()
+    ):
         raise Invalid(
             f'{CAPABILITY_OPTION} is a text, or of each topic that rows name one: {{"orders": "..."}}'
         )
-    return {str(log_name(name).base): each for name, each in said.items()}
+    return {str(log_name(name).base): each for name, each in document.items()}
 
 
 def _is_epoch(value: object) -> bool:

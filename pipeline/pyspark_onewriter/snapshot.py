@@ -6,20 +6,27 @@ Everything comes from one commit of the table, so what was checked is what is re
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_pipeline.brokers.broker import Broker
-from onewriter_pipeline.brokers.names import position_of, shown
+from onewriter_pipeline.brokers.names import next_position, position_of, shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.read.offsets import END_OF_LOG, Run, runs_within
 from onewriter_pipeline.read.selection import Bound, Kind, check_epochs, resolved
 from onewriter_pipeline.tables.files import by_folder
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow, TableFile, folder_of
-from onewriter_pipeline.tables.pieces import Piece, pieces, position_at
+from onewriter_pipeline.tables.pieces import (
+    Piece,
+    highest_of,
+    lowest_of,
+    pieces,
+    position_at,
+)
 from onewriter_pipeline.tables.tables import Tables
 from onewriter_pipeline.tables.wholeness import check_rows, check_whole, first_kept
 from pyspark_onewriter.options import ReadOptions
@@ -78,6 +85,21 @@ class TableSnapshot:
             return []
         self._check(log, start, end)
         return pieces(log, self._files_of(log), start, end)
+
+    def parts(self, log: str, start: Position, end: Position) -> list[tuple[Piece, Sequence[Run]]]:
+        """``pieces`` with what was offloaded of the positions that their files have. Raises Gap."""
+        found = self.pieces(log, start, end)
+        bounds = {file.path: file.bounds for file in self._files_of(log)}
+        runs = self.runs(log, start, end) if found else []
+        ends = [Position(run.ledger, run.end) for run in runs]
+        parts: list[tuple[Piece, Sequence[Run]]] = []
+        for piece in found:
+            low = lowest_of(bounds[piece.path])
+            high = next_position(highest_of(bounds[piece.path]))
+            first = bisect.bisect_right(ends, low)
+            behind = bisect.bisect_left(ends, high, first) + 1
+            parts.append((piece, runs_within(runs[first:behind], low, high)))
+        return parts
 
     def runs(self, log: str, start: Position, end: Position) -> list[Run]:
         """What was offloaded of [start, end) of a log, in order, each entry once."""
@@ -141,10 +163,12 @@ class TableSnapshot:
             case Kind.LATEST:
                 return end
             case Kind.POSITIONS:
-                asked = bound.positions[log]
-                if asked > end:
-                    raise Invalid(f"{log}: the table ends at {shown(end)}, before {shown(asked)}")
-                return (self.first(log) or asked) if asked == EARLIEST else asked
+                requested = bound.positions[log]
+                if requested > end:
+                    raise Invalid(
+                        f"{log}: the table ends at {shown(end)}, before {shown(requested)}"
+                    )
+                return (self.first(log) or requested) if requested == EARLIEST else requested
             case Kind.TIME:
                 found = self._position_at(log, bound.time_ms)
                 if found is None and not bound.or_latest:

@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark_onewriter.backlog import backlog_of
 from pyspark_onewriter.options import ReadOptions
 from pyspark_onewriter.tasks import read_task
+from pyspark_onewriter.user_errors import without_traceback
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,6 +22,7 @@ class TopicReader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
+    @without_traceback()
     def partitions(self) -> list[InputPartition]:
         """The tasks; none if there is nothing to read."""
         with backlog_of(self._options) as backlog:
@@ -29,4 +31,5 @@ class TopicReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of a task."""
-        return read_task(partition, self._options)
+        with without_traceback():
+            yield from read_task(partition, self._options)

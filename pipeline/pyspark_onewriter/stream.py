@@ -9,9 +9,10 @@ empty. In the same way, a new log enters the offsets with the position where it 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -22,18 +23,26 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
 from onewriter_pipeline.brokers.names import position_of, shown
 from onewriter_pipeline.read.offsets import Run, entries_of, limited
 from pyspark_onewriter.backlog import AnyBacklog, backlog_of, within_messages
 from pyspark_onewriter.follower import Follower
 from pyspark_onewriter.options import ReadOptions
 from pyspark_onewriter.tasks import read_task
+from pyspark_onewriter.user_errors import without_traceback
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_ONCE: Final = (
+    "trigger(once=True) runs one batch, and the first batch of a new query is empty: the query reads nothing;"
+    " use trigger(availableNow=True)"
+)
+
 Offset = dict[str, Any]
+
+log = logging.getLogger("onewriter")
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -47,6 +56,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._has_begun = False
         self._last_batch_seconds: float | None = None
 
+    @without_traceback()
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name, as those below
         """Where a new query begins."""
         with backlog_of(self._options) as backlog:
@@ -59,15 +69,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._begun_at
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Whether options set limits. ``latestOffset`` applies them."""
-        limits = self._options.limits
-        rows_max = limits.messages_max or limits.entries_max
-        if rows_max is not None:
-            return ReadMaxRows(rows_max)
-        if limits.bytes_max is not None:
-            return ReadMaxBytes(limits.bytes_max)
-        return ReadAllAvailable()
+        """Whether options set limits. ``latestOffset`` applies them.
 
+        Spark replaces it by ReadAllAvailable only for the trigger ``once``, so it is never that.
+        """
+        limits = self._options.limits
+        if limits.bytes_max is not None and not (limits.messages_max or limits.entries_max):
+            return ReadMaxBytes(limits.bytes_max)
+        return ReadMaxRows(limits.messages_max or limits.entries_max or NUMBER_MAX)
+
+    @without_traceback()
     def latestOffset(  # noqa: N802
         self, start: Offset | None = None, limit: ReadLimit | None = None
     ) -> Offset:
@@ -76,6 +87,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins = _read(start)
         self._follower.begin(begins)
         if self._begins_at(start):
+            if isinstance(limit, ReadAllAvailable):
+                log.warning("%s", _ONCE)
             return start
         with backlog_of(self._options) as backlog:
             ends = backlog.ends() if self._target is None else self._target
@@ -119,16 +132,19 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return reached
         return within_messages(backlog, ahead, reached, limits.messages_max)
 
+    @without_traceback()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Note the ends of all logs; the query stops there."""
         with backlog_of(self._options) as backlog:
             self._target = dict(backlog.ends())
 
+    @without_traceback()
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """What is committed now, regardless of limits."""
         with backlog_of(self._options) as backlog:
             return _written(backlog.ends())
 
+    @without_traceback()
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The tasks of a batch."""
         begins, ends = _read(start), _read(end)
@@ -142,7 +158,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of a task."""
-        return read_task(partition, self._options)
+        with without_traceback():
+            yield from read_task(partition, self._options)
 
     def commit(self, end: Offset) -> None:
         """Spark has completed the batch that ends there, so the subscription may advance."""

@@ -5,7 +5,6 @@ A span whose entries were offloaded and trimmed after it was planned is read fro
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
-from onewriter_pipeline.brokers.names import behind, shown
+from onewriter_pipeline.brokers.names import next_position, shown
 from onewriter_pipeline.errors import EntriesLost, Trimmed
 from onewriter_pipeline.read.batch_limits import EntryCounts
 from onewriter_pipeline.read.offsets import (
-    TASK_BYTES_MAX,
     Run,
     Span,
     divided,
@@ -50,6 +49,10 @@ def tasks_of(
     parts: Sequence[tuple[str, Sequence[Run]]], options: ReadOptions
 ) -> list[InputPartition]:
     """Divide what is read among tasks."""
+    return [Task(each) for each in _spans_of(parts, options)]
+
+
+def _spans_of(parts: Sequence[tuple[str, Sequence[Run]]], options: ReadOptions) -> list[list[Span]]:
     count = tasks_for(
         sum(run.weight for _, runs in parts for run in runs),
         sum(entries_of(runs) for _, runs in parts),
@@ -57,8 +60,12 @@ def tasks_of(
         tasks_min=options.partitions_min,
         entries_max=options.partition_entries_max,
     )
-    spans = divided(parts, count, entries_max=options.partition_entries_max)
-    return [Task(each) for each in spans]
+    return divided(
+        parts,
+        count,
+        entries_max=options.partition_entries_max,
+        tasks_min=max(1, options.partitions_min),
+    )
 
 
 def read_task(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -121,7 +128,7 @@ def read_either(broker: Broker, span: Span, options: ReadOptions) -> Iterator[pa
         if chunk is None:
             return
         yield from batches
-        at = behind(chunk.last)
+        at = next_position(chunk.last)
     tables = TableSnapshot(options)
     cut = min(span.end, tables.offsets.get(span.log, at))
     if cut <= at and options.reading.fail_on_loss:
@@ -132,18 +139,27 @@ def read_either(broker: Broker, span: Span, options: ReadOptions) -> Iterator[pa
         yield from read_span(broker, Span(span.log, tuple(rest)), options.reading)
 
 
-def divided_pieces(pieces: Sequence[Piece], tasks_min: int) -> list[tuple[Piece, ...]]:
-    """Divide files among tasks of similar size, in order."""
-    total = sum(piece.size for piece in pieces)
-    tasks = max(tasks_min, os.cpu_count() or 1, math.ceil(total / TASK_BYTES_MAX))
-    share = math.ceil(total / tasks) if pieces else 0
-    found: list[tuple[Piece, ...]] = []
-    current: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        current.append(piece)
-        size += piece.size
-        if size >= share:
-            found.append(tuple(current))
-            current, size = [], 0
-    return [*found, tuple(current)] if current else found
+def divided_pieces(
+    parts: Sequence[tuple[Piece, Sequence[Run]]], options: ReadOptions
+) -> list[tuple[Piece, ...]]:
+    """Divide files among tasks, in order, as ``tasks_of`` divides logs. ``parts``: with what was offloaded to each.
+
+    Several tasks may read parts of one file.
+    """
+    named = [
+        (str(number), runs or [Run(piece.start.ledger, None, 0, 1, piece.size, 1)])
+        for number, (piece, runs) in enumerate(parts)
+    ]
+    tasks: list[tuple[Piece, ...]] = []
+    read: dict[int, Position] = {}
+    for spans in _spans_of(named, options):
+        task = []
+        for span in spans:
+            piece, runs = parts[int(span.log)]
+            is_last = not runs or span.end == Position(runs[-1].ledger, runs[-1].end)
+            start = read.get(int(span.log), piece.start)
+            end = piece.end if is_last else span.end
+            read[int(span.log)] = end
+            task.append(replace(piece, start=start, end=end))
+        tasks.append(tuple(task))
+    return tasks

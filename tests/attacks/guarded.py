@@ -12,7 +12,7 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import RawClient
 
 from onewriter_broker.app import BrokerLimits
-from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
+from onewriter_testing.in_process import InProcessBroker, in_process_broker
 
 ADMINISTRATOR = "boss"
 SECRET = secrets.token_hex(32)

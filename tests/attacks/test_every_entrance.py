@@ -16,12 +16,12 @@ from tests.integration.http_calls import Http
 from onewriter_broker.connection import lookups, rights
 from onewriter_broker.connection import ownerships as owning
 from onewriter_broker.http.routes import AnyIdentity, Filtered, Needs, Open
-from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_core.authorization import Action
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.wire.commands import Command, class_of
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.in_process import InProcessBroker
 
 TOPIC = "persistent://shop/default/orders"
 MANIFESTS = """
@@ -79,7 +79,9 @@ def test_no_route_answers_without_a_token(broker: InProcessBroker) -> None:
     assert {key: status for key, status in answers.items() if status != 401} == {}
 
 
-def test_no_route_that_needs_a_right_answers_a_stranger(broker: InProcessBroker) -> None:
+def test_no_route_that_needs_a_right_answers_an_unauthorized_client(
+    broker: InProcessBroker,
+) -> None:
     call = http_as(broker, "system:serviceaccount:rival:web")
     answers = {
         (method, path): call(method, path)[0]
@@ -118,13 +120,13 @@ def test_commands_of_brokers_are_refused_from_clients() -> None:
                 guard.refusal(kind.__new__(kind))
 
 
-def test_no_command_about_a_topic_answers_a_stranger(
+def test_no_command_about_a_topic_answers_an_unauthorized_client(
     broker: InProcessBroker, raw: RawClients
 ) -> None:
     authorization = broker._broker.clients.authorization
-    stranger = Identity("system:serviceaccount:rival:web")
-    guard = rights.CommandRights(authorization, stranger, lambda _id: TopicName.parse(TOPIC))
-    asked = 0
+    unauthorized = Identity("system:serviceaccount:rival:web")
+    guard = rights.CommandRights(authorization, unauthorized, lambda _id: TopicName.parse(TOPIC))
+    request = 0
     for number, rule in rights.RULES.items():
         if isinstance(rule, rights.OnTopic | rights.OnConsumersTopic):
             command: Any = class_of(number)()
@@ -134,10 +136,10 @@ def test_no_command_about_a_topic_answers_a_stranger(
             else:
                 command.consumer_id = 1
             assert guard.refusal(command) is not None, rule
-            asked += 1
-    assert asked >= 10
+            request += 1
+    assert request >= 10
     assert authorization.refusals[Action.CONSUME.value] >= 2
-    wire_as(broker, raw, stranger.subject)  # it is let in, and to nothing
+    wire_as(broker, raw, unauthorized.subject)  # it is let in, and to nothing
 
 
 def cast_any(value: object) -> Any:

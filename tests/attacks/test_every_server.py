@@ -42,9 +42,9 @@ def paths(routes: Routes[For], callers: Callers) -> set[str]:
 def sidecar() -> HttpServer:
     candidate: Any = MagicMock()
     candidate.settings = Settings(topic="t")
-    owning = OwnershipRoutes(MagicMock(), MagicMock(), MagicMock())
+    owning = OwnershipRoutes(MagicMock(), MagicMock(), MagicMock(), MagicMock())
     sharing = MapRoutes(candidate.settings, MagicMock(), MagicMock(), MagicMock())
-    return HttpServer(candidate, MagicMock(), [owning.add_routes, sharing.add_routes])
+    return HttpServer(candidate, MagicMock(), MagicMock(), [owning.add_routes, sharing.add_routes])
 
 
 def test_the_sidecars_routes_are_for_its_pod_but_for_probes() -> None:
@@ -74,7 +74,7 @@ def test_the_operators_routes_are_probes_and_the_webhook_is_for_the_api_server()
     assert len(list(webhook.routes)) == 1
 
 
-def test_a_brokers_two_ports_say_it_for_each_route(guarded: GuardedBrokers) -> None:
+def test_both_ports_of_a_broker_declare_a_rule_for_each_route(guarded: GuardedBrokers) -> None:
     http = guarded()._broker.http
     assert len(list(http.routes)) > 200
     probes = {each.resource.canonical for each, _ in http.probe_routes if each.resource is not None}
@@ -85,7 +85,7 @@ async def _answer(_request: web.Request) -> web.Response:
     return web.Response()
 
 
-def test_a_route_that_says_nothing_keeps_its_server_from_starting() -> None:
+def test_a_route_without_a_rule_keeps_its_server_from_starting() -> None:
     application = web.Application()
     routes: Routes[For] = Routes(application.router)
     routes.add_get("/a", _answer, For(Callers.POD, "a test"))

@@ -35,12 +35,12 @@ DEFECTS = ("Traceback", "http.defect", "connection.failed")
 
 
 def check_log(capfd: pytest.CaptureFixture[str]) -> None:
-    said = "".join(capfd.readouterr())
-    found = [defect for defect in DEFECTS if defect in said]
-    assert not found, said[said.index(found[0]) - 500 :][:3000]
+    output = "".join(capfd.readouterr())
+    found = [defect for defect in DEFECTS if defect in output]
+    assert not found, output[output.index(found[0]) - 500 :][:3000]
 
 
-def test_hostile_frames_stop_nobody(
+def test_hostile_frames_do_not_stop_other_clients(
     guarded: GuardedBrokers, raw: RawClients, capfd: pytest.CaptureFixture[str]
 ) -> None:
     broker = guarded()
@@ -53,7 +53,7 @@ def test_hostile_frames_stop_nobody(
     check_log(capfd)
 
 
-def test_hostile_requests_stop_nobody(
+def test_hostile_requests_do_not_stop_other_clients(
     guarded: GuardedBrokers, raw: RawClients, capfd: pytest.CaptureFixture[str]
 ) -> None:
     broker = guarded()
@@ -69,7 +69,7 @@ def test_hostile_requests_stop_nobody(
     check_log(capfd)
 
 
-def test_hostile_parts_and_publishes_stop_nobody(
+def test_hostile_parts_and_publishes_do_not_stop_other_clients(
     guarded: GuardedBrokers, raw: RawClients, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The holder's own registration is shown, so that bodies are read: some are staged, some published."""

@@ -19,9 +19,9 @@ from tests.attacks.guarded import (
 from tests.attacks.http_bytes import answer, connected, request, send
 from tests.integration.http_calls import ADMIN, OWN, Http
 
-from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_http import logs
 from onewriter_http.limits import Limits
+from onewriter_testing.in_process import InProcessBroker
 
 HALF_SENT = 2_000
 """Connections that an attacker opens, each with a request that never ends."""
@@ -55,11 +55,11 @@ def test_compressed_bodies_are_refused_unread(
 
 def test_a_body_of_identity_encoding_is_read(broker: InProcessBroker) -> None:
     headers = ("Content-Encoding: identity", f"Authorization: Bearer {token_of(ADMINISTRATOR)}")
-    asked = request("POST", "/onewriter/v1/topics", *headers, body=b'{"topics": []}')
-    assert send(broker.http_url, asked).status == 200
+    requested = request("POST", "/onewriter/v1/topics", *headers, body=b'{"topics": []}')
+    assert send(broker.http_url, requested).status == 200
 
 
-def test_half_sent_requests_keep_nobody_out(guarded: GuardedBrokers) -> None:
+def test_half_sent_requests_do_not_block_other_clients(guarded: GuardedBrokers) -> None:
     broker = guarded()
     connections = []
     for _ in range(HALF_SENT):

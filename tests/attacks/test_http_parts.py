@@ -19,9 +19,9 @@ from tests.unit.client.fake_broker import FakeBroker, until
 from tests.unit.client.sidecar_world import running_sidecar
 from tests.unit.kube.test_webhook import World
 
-from onewriter_broker.testing.ports import free_ports
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.web import Web
+from onewriter_testing.ports import free_ports
 
 BOMB = gzip.compress(b"[" * 20_000_000)
 
@@ -67,10 +67,10 @@ async def sidecar(folder: Path) -> AsyncIterator[tuple[int, int]]:
 
 
 async def test_a_sidecar_inflates_nothing(tmp_path: Path) -> None:
-    asked = request("POST", "/publish", "Content-Encoding: gzip", body=BOMB)
+    requested = request("POST", "/publish", "Content-Encoding: gzip", body=BOMB)
     async with sidecar(tmp_path) as ports:
         for port in ports:
-            assert status(await send(port, asked)) == 415
+            assert status(await send(port, requested)) == 415
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ async def test_the_webhook_survives_reviews_that_the_api_server_never_sends(
                 assert status(found) in {400, 413}, body[:100]
             for pod in PODS:
                 review = {"request": {"uid": "u", "object": pod}}
-                asked = request("POST", "/inject", body=json.dumps(review).encode())
-                assert status(await send(world.port, asked, context)) == 200, pod
+                requested = request("POST", "/inject", body=json.dumps(review).encode())
+                assert status(await send(world.port, requested, context)) == 200, pod
         assert [line for line in lines if line["log_level"] == "error"] == []
     finally:
         await world.webhook.stop()

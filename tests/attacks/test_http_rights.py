@@ -12,9 +12,9 @@ from tests.attacks.http_bytes import answer, connected, request, send
 from tests.integration.http_calls import ADMIN, OWN, Http
 
 from onewriter_broker.app import BrokerLimits
-from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
-from onewriter_broker.testing.ports import free_ports
 from onewriter_http.limits import Limits
+from onewriter_testing.in_process import InProcessBroker, in_process_broker
+from onewriter_testing.ports import free_ports
 
 SCRAPE_TOKEN = "a-token-for-prometheus"  # noqa: S105 - made for this test
 
@@ -82,7 +82,9 @@ def test_slow_bodies_of_an_identity_use_only_its_share(guarded: GuardedBrokers) 
         assert b"\r\nRetry-After: " in last.data
 
 
-def test_watches_of_an_identity_leave_room_for_the_operator(guarded: GuardedBrokers) -> None:
+def test_watches_of_an_identity_do_not_use_up_the_quota_of_the_operator(
+    guarded: GuardedBrokers,
+) -> None:
     broker = guarded()
     head = "GET /onewriter/v1/watch HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
     with contextlib.ExitStack() as stack:

@@ -30,13 +30,13 @@ def test_a_value_of_another_type_is_refused(
             ),
         )
     }
-    assert {path: said for path, said in answers.items() if said[0] >= 500} == {}
+    assert {path: answer for path, answer in answers.items() if answer[0] >= 500} == {}
 
 
 def test_a_body_of_many_lists_is_refused_by_its_brackets(guarded: GuardedBrokers) -> None:
     administrator = http_as(guarded(), ADMINISTRATOR)
     body = b"[" + b"[]," * 80_000 + b"[]]"
     for path in ("/admin/v2/namespaces/public/default/retention", "/onewriter/v1/topics"):
-        status, said = administrator("POST", path, body)
+        status, answer = administrator("POST", path, body)
         assert status == 400
-        assert "objects and lists" in said["reason"]
+        assert "objects and lists" in answer["reason"]

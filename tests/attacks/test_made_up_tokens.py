@@ -17,7 +17,7 @@ from onewriter_broker.auth.token_review import (
     TokenReviewAuthenticator,
 )
 from onewriter_broker.kubernetes_api import Answer
-from onewriter_broker.testing.in_process import InProcessBroker
+from onewriter_testing.in_process import InProcessBroker
 
 TOPICS = "/onewriter/v1/topics"
 
@@ -27,7 +27,7 @@ class ApiServer(Cluster):
 
     async def send(self, method: str, path: str, body: object = None) -> Answer:
         assert isinstance(body, dict)
-        self.asked.append(body["spec"])
+        self.requests.append(body["spec"])
         is_real = body["spec"]["token"].encode() == signed("real")
         return Answer(201, {"status": GOOD if is_real else {"authenticated": False}})
 
@@ -61,11 +61,11 @@ def test_made_up_tokens_cost_few_reviews(
         assert status == (401 if number < ReviewLimits().refused_per_address_max else 503)
         with pytest.raises(RefusedByBroker):
             raw(address_of(broker), token=token)
-    assert len(server.asked) == ReviewLimits().refused_per_address_max
+    assert len(server.requests) == ReviewLimits().refused_per_address_max
     real = signed("real").decode()
     assert Http(broker.http_url, real)("GET", TOPICS)[0] == 200
     raw(address_of(broker), token=real)
-    assert len(server.asked) == ReviewLimits().refused_per_address_max + 1
+    assert len(server.requests) == ReviewLimits().refused_per_address_max + 1
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_tokens_that_cannot_be_valid_cost_no_review(
 ) -> None:
     for _ in range(20):
         assert Http(broker.http_url, token.decode())("GET", TOPICS)[0] == 401
-    assert server.asked == []
+    assert server.requests == []

@@ -11,11 +11,11 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import RawClient, full
 from tests.integration.raw_connection import RefusedByBroker
 
-from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_core.errors import Refused
 from onewriter_core.ids import TOPIC_NAME_LENGTH_MAX, InvalidTopicName, TopicName
 from onewriter_core.own.names import canonical
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.in_process import InProcessBroker, in_process_broker
 
 PREFIX = "persistent://public/default/"
 LONGEST = "l" * (TOPIC_NAME_LENGTH_MAX - len(PREFIX))
@@ -160,6 +160,6 @@ def test_a_line_break_ends_no_tenant_or_namespace(name: str) -> None:
         TopicName.parse(f"persistent://{name}")
 
 
-def test_a_line_break_behind_a_partition_is_part_of_the_name() -> None:
+def test_a_line_break_after_a_partition_is_part_of_the_name() -> None:
     text = f"{PREFIX}orders-partition-0\n"
     assert str(TopicName.parse(text)) == text

@@ -54,13 +54,13 @@ def test_a_group_that_others_consume_for_is_not_taken(
     broker = guarded(manifests=MANIFESTS)
     victim = wire_as(broker, raw, WEB)
     consumer = victim.subscribe(ORDERS, "billing", pb.CommandSubscribe.SHARED)
-    stranger = wire_as(broker, raw, RIVAL)
-    assert "another identity" in refusal(stranger, ORDERS)
-    assert "another identity" in refusal(stranger, ORDERS, HIGHEST)
+    unauthorized = wire_as(broker, raw, RIVAL)
+    assert "another identity" in refusal(unauthorized, ORDERS)
+    assert "another identity" in refusal(unauthorized, ORDERS, HIGHEST)
     producer = wire_as(broker, raw, WEB).producer(ORDERS, pb.EXCLUSIVE)
     producer.publish(b"still read")
     assert consumer.contents(1) == [b"still read"]
-    assert own(stranger, ORDERS, 1, group="mine") == 1
+    assert own(unauthorized, ORDERS, 1, group="mine") == 1
     assert own(wire_as(broker, raw, WEB), ORDERS, 1, group="billing") == 1  # its own consumers
 
 

@@ -16,10 +16,10 @@ import pytest
 from tests.attacks.guarded import ADMINISTRATOR, GuardedBrokers, token_of
 from tests.cluster.pki import Authority
 
-from onewriter_broker.testing.in_process import InProcessBroker
-from onewriter_broker.testing.ports import free_ports
 from onewriter_core.wire.client import ClientConnection
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.in_process import InProcessBroker
+from onewriter_testing.ports import free_ports
 
 ELSEWHERE = "127.0.0.2"
 """Of this machine, as a pod's address is: a server that listens on 127.0.0.1 alone is not there."""

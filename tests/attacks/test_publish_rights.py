@@ -24,7 +24,6 @@ from tests.integration.http_calls import OWN, Http, epoch_of
 from tests.integration.raw import RawProducer
 
 from onewriter_broker.log.limits import APPS_PER_SUBJECT_MAX
-from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_core.log_format.staged_rows import MAGIC
 from onewriter_core.publish_rights import capability_of
 from onewriter_core.wire.messages import build_batch
@@ -32,6 +31,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.frames import BlockFrame
+from onewriter_testing.in_process import InProcessBroker
 
 TOPIC = "payments"
 APP = "nightly"
@@ -104,9 +104,9 @@ class Payments:
 
     def stored(self) -> int:
         """How many messages the topic's log holds."""
-        status, said = http_as(self.broker, ADMINISTRATOR)("GET", f"{OWN}/{TOPIC}/segments")
-        assert status == 200, said
-        return sum(segment["messages"] for segment in said["segments"])
+        status, answer = http_as(self.broker, ADMINISTRATOR)("GET", f"{OWN}/{TOPIC}/segments")
+        assert status == 200, answer
+        return sum(segment["messages"] for segment in answer["segments"])
 
 
 @dataclass
@@ -149,41 +149,43 @@ def staged_by_holder(payments: Payments, attempt: str = "w") -> Any:
 
 
 def refused(answer: tuple[int, Any]) -> None:
-    status, said = answer
-    assert status == 403, said
-    assert "publish_under_epoch" in said["reason"]
+    status, reported = answer
+    assert status == 403, reported
+    assert "publish_under_epoch" in reported["reason"]
 
 
 # --- who may
 
 
-def test_the_holder_and_whom_it_trusts_publish(payments: Payments) -> None:
+def test_the_holder_and_its_delegates_publish(payments: Payments) -> None:
     holder, bearer = (
         payments.holder(),
         payments.caller("spark", Onewriter_Capability=payments.capability()),
     )
     parts = [caller.stage(str(number))[1] for number, caller in enumerate([holder, bearer])]
-    status, said = holder.publish(*parts)
-    assert (status, said.get("outcome")) == (200, "published"), said
+    status, answer = holder.publish(*parts)
+    assert (status, answer.get("outcome")) == (200, "published"), answer
     status, part = bearer.stage(version=2)
     assert status == 200, part
-    status, said = bearer.publish(part, version=2)
-    assert (status, said.get("outcome")) == (200, "published"), said
+    status, answer = bearer.publish(part, version=2)
+    assert (status, answer.get("outcome")) == (200, "published"), answer
     assert payments.stored() == 3
-    status, said = http_as(payments.broker, ADMINISTRATOR)("GET", f"{OWN}/{TOPIC}/segments")
-    publishers = [each["subject"] for segment in said["segments"] for each in segment["publishers"]]
+    status, answer = http_as(payments.broker, ADMINISTRATOR)("GET", f"{OWN}/{TOPIC}/segments")
+    publishers = [
+        each["subject"] for segment in answer["segments"] for each in segment["publishers"]
+    ]
     assert publishers == [WRITER, "spark"], "the rows of a bearer are not taken for the holder's"
 
 
-def test_the_audit_says_who_published_by_which_right(payments: Payments) -> None:
+def test_the_audit_names_the_publisher_and_its_right(payments: Payments) -> None:
     """One record for each, even if it publishes often: the holder of a capability cannot fill the audit."""
     holder = payments.holder()
     bearer = payments.caller("spark", Onewriter_Capability=payments.capability())
     for version, caller in enumerate([holder, bearer, holder, bearer], 1):
         assert caller.publish(caller.stage(version=version)[1], version=version)[0] == 200
-    status, said = http_as(payments.broker, ADMINISTRATOR)("GET", f"{OWN}/{TOPIC}/history")
-    assert status == 200, said
-    records = [each for each in said["records"] if each["kind"] == "publisher"]
+    status, answer = http_as(payments.broker, ADMINISTRATOR)("GET", f"{OWN}/{TOPIC}/history")
+    assert status == 200, answer
+    records = [each for each in answer["records"] if each["kind"] == "publisher"]
     names = ("app", "epoch", "right", "subject", "holder")
     assert [tuple(each[name] for name in names) for each in records] == [
         (APP, payments.epoch, "held", WRITER, WRITER),
@@ -228,9 +230,9 @@ def test_the_epoch_alone_is_no_right(payments: Payments, subject: str) -> None:
     refused(payments.caller(subject).publish(part))
     refused(payments.caller(subject).publish())
     layout = {"epoch": payments.epoch}
-    status, said = payments.caller(subject).ask("POST", f"staged/{APP}/1/layout", layout)
+    status, answer = payments.caller(subject).ask("POST", f"staged/{APP}/1/layout", layout)
     assert (status == 403) == (subject != WRITER), (
-        said
+        answer
     )  # a task of the writer's program prepares it
     assert payments.stored() == 0
 
@@ -256,10 +258,10 @@ def test_the_secret_of_an_earlier_epoch_is_over(payments: Payments) -> None:
     for caller in (former, bearer):
         refused(caller.publish(part, epoch=epoch_of(successor)))
     refused(bearer.stage("late"))
-    status, said = former.publish(part, epoch=old)
-    assert (status, f"epoch {old} does not lead" in said["reason"]) == (409, True)
-    status, said = bearer.publish(part, epoch=old)  # a reader may ask, and publishes nothing
-    assert (status, f"epoch {old} does not lead" in said["reason"]) == (409, True)
+    status, answer = former.publish(part, epoch=old)
+    assert (status, f"epoch {old} does not lead" in answer["reason"]) == (409, True)
+    status, answer = bearer.publish(part, epoch=old)  # a reader may ask, and publishes nothing
+    assert (status, f"epoch {old} does not lead" in answer["reason"]) == (409, True)
     again = payments.take_over(WRITER, epoch_of(successor))
     refused(former.publish(part, epoch=epoch_of(again)))
     assert payments.stored() == 0
@@ -326,9 +328,9 @@ def test_a_publish_without_an_epoch_is_refused(payments: Payments, mode: str) ->
     for caller in callers:
         for body in ({"mode": mode}, {"epoch": None, "mode": mode}):
             path = f"staged/{APP}/1/publish"
-            status, said = caller.ask("POST", path, body | {"parts": [part]})
-            assert status == 400, said
-            assert "epoch is missing" in said["reason"]
+            status, answer = caller.ask("POST", path, body | {"parts": [part]})
+            assert status == 400, answer
+            assert "epoch is missing" in answer["reason"]
     assert payments.stored() == 0
     assert payments.holder().publish(part, epoch=epoch)[0] == 200, "it leads as before"
 
@@ -341,15 +343,15 @@ def test_a_right_to_one_topic_is_none_to_another(payments: Payments, raw: RawCli
         path = f"{OWN}/{topic}/staged/{APP}/1"
         body = {"epoch": payments.epoch, "parts": []}
         refused(http("POST", f"{path}/publish", body, **shown))
-    status, said = http_as(payments.broker, ADMINISTRATOR)("GET", "/onewriter/v1/topics")
+    status, answer = http_as(payments.broker, ADMINISTRATOR)("GET", "/onewriter/v1/topics")
     assert status == 200
-    assert {topic["name"].rpartition("/")[2] for topic in said["topics"]} == {TOPIC}
+    assert {topic["name"].rpartition("/")[2] for topic in answer["topics"]} == {TOPIC}
 
 
 # --- whose app it is
 
 
-def test_strangers_cannot_change_the_version_of_an_app(payments: Payments) -> None:
+def test_unauthorized_clients_cannot_change_the_version_of_an_app(payments: Payments) -> None:
     """With a version that is far ahead, the app's own next one would be a duplicate."""
     assert payments.holder().publish(staged_by_holder(payments))[0] == 200
     successor = payments.take_over(STANDBY)
@@ -359,19 +361,19 @@ def test_strangers_cannot_change_the_version_of_an_app(payments: Payments) -> No
         for version in (1, 999_999_999_999_999):
             status, part = caller.stage("x", version=version)
             assert status == 200, part
-            status, said = caller.publish(part, version=version, epoch=epoch_of(successor))
-            assert (status, "another subject's app" in said["reason"]) == (403, True), said
-            assert WRITER not in said["reason"]
+            status, answer = caller.publish(part, version=version, epoch=epoch_of(successor))
+            assert (status, "another subject's app" in answer["reason"]) == (403, True), answer
+            assert WRITER not in answer["reason"]
     administrator = payments.caller(ADMINISTRATOR, Onewriter_Capability=capability)
-    status, said = administrator.publish(version=3, epoch=epoch_of(successor))
-    assert (status, f"bound to {WRITER}" in said["reason"]) == (403, True), said
+    status, answer = administrator.publish(version=3, epoch=epoch_of(successor))
+    assert (status, f"bound to {WRITER}" in answer["reason"]) == (403, True), answer
     status, part = attacker.stage(app="own")
     assert attacker.publish(part, app="own", epoch=epoch_of(successor))[0] == 200
     again = payments.take_over(WRITER, epoch_of(successor))
     job = payments.caller(WRITER, Onewriter_Registration=again.registration)
     status, part = job.stage("y", version=2)
-    status, said = job.publish(part, version=2, epoch=epoch_of(again))
-    assert (status, said["outcome"]) == (200, "published")
+    status, answer = job.publish(part, version=2, epoch=epoch_of(again))
+    assert (status, answer["outcome"]) == (200, "published")
     assert payments.stored() == 3
 
 
@@ -380,9 +382,9 @@ def test_a_subject_cannot_use_up_the_apps_of_a_topic(payments: Payments) -> None
     for number in range(APPS_PER_SUBJECT_MAX + 1):
         app = f"junk-{number}"
         status, part = holder.stage(app=app)
-        status, said = holder.publish(part, app=app)
-        assert (status == 200) == (number < APPS_PER_SUBJECT_MAX), said
-    assert f"{APPS_PER_SUBJECT_MAX} names already" in said["reason"]
+        status, answer = holder.publish(part, app=app)
+        assert (status == 200) == (number < APPS_PER_SUBJECT_MAX), answer
+    assert f"{APPS_PER_SUBJECT_MAX} names already" in answer["reason"]
     administrator = payments.caller(ADMINISTRATOR)
     assert administrator.ask("DELETE", "published/junk-0")[0] == 200
     assert holder.publish(part, app=app)[0] == 200
@@ -401,9 +403,9 @@ def test_only_the_stager_of_a_part_drops_or_replaces_it(payments: Payments, subj
     attacker = payments.caller(subject)
     body = {"parts": [part]}
     assert attacker.ask("POST", f"staged/{APP}/1/discard", body)[0] == 403
-    status, said = attacker.ask("DELETE", f"staged/{APP}/1")
-    assert status == 403 or said == {"dropped": 0}
-    status, said = attacker.ask("PUT", f"staged/{APP}/1/p/w", part_of(b"evil"))
+    status, answer = attacker.ask("DELETE", f"staged/{APP}/1")
+    assert status == 403 or answer == {"dropped": 0}
+    status, answer = attacker.ask("PUT", f"staged/{APP}/1/p/w", part_of(b"evil"))
     assert status == 403
     assert payments.holder().publish(part)[0] == 200
 

@@ -13,9 +13,9 @@ from tests.integration.raw import RawClient, eventually
 from tests.integration.raw_connection import RefusedByBroker
 from tests.servers import running_server
 
-from onewriter_broker.testing.in_process import in_process_broker
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.in_process import in_process_broker
 
 SHARED, EXCLUSIVE = pb.SHARED, pb.EXCLUSIVE
 
@@ -46,7 +46,7 @@ def test_a_subject_cannot_take_all_connections(guarded: GuardedBrokers, raw: Raw
     other_client_publishes(wire_as(broker, raw, "bystander"))
 
 
-def test_clients_without_a_token_count_by_the_host_that_they_come_from(raw: RawClients) -> None:
+def test_clients_without_a_token_are_counted_by_host(raw: RawClients) -> None:
     with in_process_broker(settings={"quota_connections_per_subject": 2}) as broker:
         for _ in range(2):
             raw(address_of(broker))
@@ -102,7 +102,7 @@ def test_a_subject_cannot_take_all_producers(guarded: GuardedBrokers, raw: RawCl
     other_client_publishes(wire_as(broker, raw, "bystander"))
 
 
-def test_producers_on_one_namespace_leave_room_on_others(
+def test_producers_on_one_namespace_do_not_use_up_the_quota_of_others(
     guarded: GuardedBrokers, raw: RawClients
 ) -> None:
     setting = "quota_producers_per_namespace"
@@ -183,7 +183,7 @@ def test_a_namespace_at_its_limit_leaves_the_holder_of_another_alone(raw: RawCli
         present.publish(b"the same connection writes elsewhere")
 
 
-def test_a_namespace_has_room_again_when_a_topic_is_deleted(raw: RawClients) -> None:
+def test_a_namespace_has_space_again_when_a_topic_is_deleted(raw: RawClients) -> None:
     setting = "quota_stored_bytes_per_namespace"
     with in_process_broker(settings={setting: 500_000, "undeclared_store_share": 0}) as broker:
         address = address_of(broker)

@@ -7,9 +7,9 @@ from tests.attacks.guarded import ADMINISTRATOR, GuardedBrokers, http_as, wire_a
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RefusedByBroker
 
-from onewriter_broker.testing.in_process import BUCKETS, InProcessBroker
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.in_process import BUCKETS, InProcessBroker
 
 TOPIC = "persistent://shop/default/orders"
 SHARED = "persistent://shop/default/shared"
@@ -60,7 +60,9 @@ def broker(guarded: GuardedBrokers, raw: RawClients) -> InProcessBroker:
     return found
 
 
-def test_a_stranger_neither_subscribes_nor_reads(broker: InProcessBroker, raw: RawClients) -> None:
+def test_an_unauthorized_client_neither_subscribes_nor_reads(
+    broker: InProcessBroker, raw: RawClients
+) -> None:
     for durable in (True, False):
         with pytest.raises(RefusedByBroker) as refused:
             wire_as(broker, raw, RIVAL).subscribe(TOPIC, "billing", durable=durable)
@@ -68,7 +70,7 @@ def test_a_stranger_neither_subscribes_nor_reads(broker: InProcessBroker, raw: R
         assert "lacks the right consume" in str(refused.value)
 
 
-def test_a_look_up_tells_a_stranger_not_whether_a_topic_exists(
+def test_a_lookup_does_not_reveal_a_topic_to_an_unauthorized_client(
     broker: InProcessBroker, raw: RawClients
 ) -> None:
     rival = wire_as(broker, raw, RIVAL)
@@ -92,8 +94,8 @@ def test_listings_show_a_tenant_its_own_topics(broker: InProcessBroker, raw: Raw
         assert set(http("GET", "/admin/v2/namespaces/shop/default/topics")[1]) == found
         rows = http("GET", "/onewriter/v1/topics")[1]["topics"]
         assert {each["name"] for each in rows} == found
-        asked = http("POST", "/onewriter/v1/topics", {"topics": [TOPIC, SHARED]})[1]["topics"]
-        assert set(asked) == found
+        request = http("POST", "/onewriter/v1/topics", {"topics": [TOPIC, SHARED]})[1]["topics"]
+        assert set(request) == found
         return found
 
     assert listed(READER) == {TOPIC}
@@ -127,7 +129,9 @@ def test_listings_show_a_tenant_its_own_topics(broker: InProcessBroker, raw: Raw
         "/metrics",
     ],
 )
-def test_no_path_tells_a_stranger_of_a_topic(broker: InProcessBroker, path: str) -> None:
+def test_no_path_reveals_a_topic_to_an_unauthorized_client(
+    broker: InProcessBroker, path: str
+) -> None:
     status, body = http_as(broker, RIVAL)("GET", path)
     assert status == 403, body
     assert "lacks the right" in body["reason"]
@@ -146,7 +150,7 @@ def test_no_path_tells_a_stranger_of_a_topic(broker: InProcessBroker, path: str)
         ("POST", f"{OWN_PATH}/trim", {"before": "1:1", "epoch": 1}),
     ],
 )
-def test_a_stranger_changes_no_subscription(
+def test_an_unauthorized_client_changes_no_subscription(
     broker: InProcessBroker, method: str, path: str, body: object
 ) -> None:
     assert http_as(broker, RIVAL)(method, path, body)[0] == 403

@@ -11,8 +11,8 @@ from tests.integration.conftest import RawClients
 from tests.integration.http_calls import OWN
 from tests.integration.raw import RefusedByBroker
 
-from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.in_process import InProcessBroker
 
 TOPIC, WRITER, READER, STRANGER = "orders", "writer", "reader", "stranger"
 
@@ -71,7 +71,9 @@ def test_a_partition_and_an_epoch_count_for_their_topic(broker: InProcessBroker)
     assert {("curious", "consume"), (WRITER, "publish_under_epoch")} <= rights
 
 
-def test_invented_topics_take_no_room(broker: InProcessBroker, raw: RawClients) -> None:
+def test_requests_for_unknown_topics_use_no_memory(
+    broker: InProcessBroker, raw: RawClients
+) -> None:
     kept = broker._broker.clients.authorization.at_topics
     for number in range(5):
         http_as(broker, STRANGER)("POST", f"{OWN}/invented-{number}/fence")

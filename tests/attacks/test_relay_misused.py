@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,10 @@ from onewriter.sidecar.metrics import Metrics
 from onewriter.sidecar.relay.link import LinkLimits
 from onewriter.sidecar.relay.listener import HOSTS, Relay
 from onewriter.sidecar.settings import Settings
-from onewriter_broker.testing.ports import free_ports
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.ports import free_ports
 
 SECONDS_MAX = 60.0
 CONNECTIONS_MAX = 5
@@ -47,7 +48,9 @@ class FakeBroker:
 
 
 @contextlib.asynccontextmanager
-async def relaying(broker: FakeBroker, limits: LinkLimits | None = None) -> AsyncIterator[int]:
+async def relaying(
+    broker: FakeBroker, limits: LinkLimits | None = None, *, led_topic: str = ""
+) -> AsyncIterator[int]:
     """A relay to a broker; the port."""
     port = free_ports(1)
     async with asyncio.TaskGroup() as tasks:
@@ -60,6 +63,7 @@ async def relaying(broker: FakeBroker, limits: LinkLimits | None = None) -> Asyn
             ClientOptions(token=fixed_token(TOKEN)),
             spawn,
             Metrics(),
+            led_topic=led_topic,
             limits=limits,
             connections_max=CONNECTIONS_MAX,
         )
@@ -88,7 +92,7 @@ def test_the_relay_listens_on_loopback_and_no_setting_changes_that() -> None:
     assert [name for name in Settings.model_fields if "relay" in name] == ["relay_port"]
 
 
-async def test_from_the_network_nobody_reaches_it() -> None:
+async def test_the_relay_cannot_be_reached_from_the_network() -> None:
     addresses = {
         each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
     } - {"127.0.0.1"}
@@ -127,7 +131,66 @@ async def test_the_token_goes_to_no_address_that_a_client_invents() -> None:
     assert (thief.connections, broker.connections) == (0, 0)
 
 
-async def test_a_connection_that_says_nothing_ends() -> None:
+LED = (
+    "orders",
+    "public/default/orders",
+    "persistent://public/default/orders",
+    "persistent://public/default/orders-partition-0",
+)
+
+
+def takeover(topic: str, **fields: Any) -> bytes:
+    """The request that resumes the sidecar's producer, whose name and epoch every process of the pod may ask for."""
+    return encode_command(
+        pb.CommandProducer(
+            topic=topic,
+            producer_id=1,
+            request_id=1,
+            producer_name="writer-0-a6275d6a",
+            user_provided_producer_name=True,
+            producer_access_mode=pb.EXCLUSIVE,
+            topic_epoch=7,
+            epoch=9,
+            **fields,
+        )
+    )
+
+
+@pytest.mark.parametrize("topic", LED)
+@pytest.mark.parametrize("led_topic", LED[:3])
+@pytest.mark.parametrize("size", [1, 7, 65536])
+async def test_no_client_resumes_or_closes_the_sidecars_producer_through_the_relay(
+    topic: str, led_topic: str, size: int
+) -> None:
+    """It would release the topic: the relay's clients prove no identity, and the relay has the pod's token."""
+    broker = FakeBroker()
+    sent = connect() + takeover(topic) + replies.PING
+    async with relaying(broker, led_topic=led_topic) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.closing(writer):
+            for at in range(0, len(sent), size):
+                writer.write(sent[at : at + size])
+                await writer.drain()
+            async with asyncio.timeout(SECONDS_MAX):
+                while not broker.received.endswith(replies.PING):
+                    await reader.read(65536)
+    assert b"orders" not in broker.received
+
+
+@pytest.mark.parametrize("spelling", [b"\x85\x00", b"\x85\x80\x00"])
+async def test_a_request_for_a_producer_in_disguise_reaches_no_broker(spelling: bytes) -> None:
+    """Protobuf reads 5, the type of PRODUCER, in several spellings."""
+    broker = FakeBroker()
+    body = takeover("orders")[8:]
+    assert body[:2] == b"\x08\x05"
+    command = b"\x08" + spelling + body[2:]
+    frame = (len(command) + 4).to_bytes(4, "big") + len(command).to_bytes(4, "big") + command
+    async with relaying(broker, led_topic="orders") as port:
+        await answer(port, connect() + frame)
+    assert b"orders" not in broker.received
+
+
+async def test_a_silent_connection_is_closed() -> None:
     broker = FakeBroker()
     async with relaying(broker, HURRIED) as port:
         assert await answer(port, b"") == b""

@@ -38,7 +38,7 @@ def test_a_reader_creates_no_schema(guarded: GuardedBrokers, raw: RawClients) ->
 
 
 @pytest.mark.parametrize("subject", ["reader", "writer"])
-def test_a_consumer_leaves_a_topic_without_schema_as_it_is(
+def test_a_consumer_does_not_change_a_topic_without_schema(
     guarded: GuardedBrokers, raw: RawClients, subject: str
 ) -> None:
     broker = guarded(manifests=MANIFESTS)

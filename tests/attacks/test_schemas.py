@@ -12,7 +12,6 @@ from tests.attacks.guarded import GuardedBrokers, address_of, wire_as
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, full
 
-from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_broker.topic.schemas.checks import Question, SchemaChecks
 from onewriter_broker.topic.schemas.rules import (
     BRANCHES_MAX,
@@ -24,6 +23,7 @@ from onewriter_broker.topic.schemas.rules import (
     Strategy,
 )
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.in_process import InProcessBroker, in_process_broker
 
 
 def union(branches: int, first: int = 0) -> bytes:

@@ -14,7 +14,7 @@ from tests.integration.raw import eventually
 from tests.integration.raw_connection import RefusedByBroker
 
 from onewriter_broker.http.onewriter.staging import UPLOADS
-from onewriter_broker.testing.in_process import InProcessBroker
+from onewriter_testing.in_process import InProcessBroker
 
 
 @contextlib.contextmanager

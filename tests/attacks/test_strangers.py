@@ -16,7 +16,7 @@ UNSIGNED = jwt.encode({"sub": ADMINISTRATOR}, "", algorithm="none")
 
 
 @pytest.mark.parametrize("token", ["", FORGED, UNSIGNED], ids=["none", "forged", "unsigned"])
-def test_an_administrators_order_without_his_token_is_refused(
+def test_an_administrators_order_without_the_token_is_refused(
     guarded: GuardedBrokers, raw: RawClients, token: str
 ) -> None:
     broker = guarded()

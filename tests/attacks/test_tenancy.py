@@ -14,8 +14,8 @@ from tests.attacks.guarded import ADMINISTRATOR, GuardedBrokers, http_as, wire_a
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, RefusedByBroker, eventually
 
-from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.in_process import InProcessBroker
 
 Json = dict[str, Any]
 
@@ -54,9 +54,9 @@ class Declaring:
         return self._http("PUT", "/onewriter/v1/desired", body)
 
     def looked_up(self) -> Json:
-        status, said = self._http("POST", "/onewriter/v1/topics", {"topics": [LEDGER]})
-        assert status == 200, said
-        found: Json = said["topics"].get(LEDGER, {})
+        status, answer = self._http("POST", "/onewriter/v1/topics", {"topics": [LEDGER]})
+        assert status == 200, answer
+        found: Json = answer["topics"].get(LEDGER, {})
         return found
 
 
@@ -83,10 +83,10 @@ def refused(client: RawClient) -> str:
 
 def test_a_topic_of_a_foreign_tenant_is_refused_by_name(guarded: GuardedBrokers) -> None:
     declaring = Declaring(guarded(require_declared=True, tenancy_enforced=True))
-    status, said = declaring.declare(RIVAL)
+    status, answer = declaring.declare(RIVAL)
     assert status == 400
-    assert "ExclusiveTopic rival/heir" in said["errors"][0]
-    assert "does not belong to namespace rival" in said["errors"][0]
+    assert "ExclusiveTopic rival/heir" in answer["errors"][0]
+    assert "does not belong to namespace rival" in answer["errors"][0]
     assert declaring.declare(SHOP)[0] == 200
     for namespace, name in (("other", "persistent://public/default/x"), ("public", "")):
         spec = {"topic": name} if name else {}
@@ -103,8 +103,8 @@ def test_a_log_is_not_inherited_by_another_namespace(declaring: Declaring, raw: 
     assert declaring.looked_up()["declaredBy"] == "shop"
     assert declaring.declare(RIVAL)[0] == 200, "an exception allows it by its name"
     assert declaring.looked_up()["declared"] is False
-    said = refused(wire_as(declaring.broker, raw, RIVAL_WRITER))
-    assert "ExclusiveTopic" in said or "declared" in said
+    answer = refused(wire_as(declaring.broker, raw, RIVAL_WRITER))
+    assert "ExclusiveTopic" in answer or "declared" in answer
     with pytest.raises(RefusedByBroker):
         wire_as(declaring.broker, raw, RIVAL_WRITER).subscribe(LEDGER, "steal")
     declaring.declare(SHOP)
@@ -127,9 +127,9 @@ def test_an_object_of_another_namespace_deletes_nothing(
     written(declaring, raw)
     declaring.declare(RIVAL)
     operator = http_as(declaring.broker, ADMINISTRATOR)
-    status, said = operator("DELETE", f"{ADMIN_PATH}?force=true&declaredBy=rival")
+    status, answer = operator("DELETE", f"{ADMIN_PATH}?force=true&declaredBy=rival")
     assert status == 412
-    assert "declared by namespace shop" in said["reason"]
+    assert "declared by namespace shop" in answer["reason"]
     assert declaring.looked_up()["epoch"] > 0
     declaring.declare(SHOP)
     assert operator("DELETE", f"{ADMIN_PATH}?force=true&declaredBy=shop")[0] == 204
@@ -144,8 +144,8 @@ def test_only_an_administrator_reassigns_and_it_is_audited(
         assert http_as(declaring.broker, subject)("POST", f"{PATH}/reassign", body)[0] == 403
     operator = http_as(declaring.broker, ADMINISTRATOR)
     assert operator("POST", f"{PATH}/reassign", {"to": "no namespace"})[0] == 400
-    status, said = operator("POST", f"{PATH}/reassign", body)
-    assert (status, said["from"], said["to"]) == (200, "shop", "rival")
+    status, answer = operator("POST", f"{PATH}/reassign", body)
+    assert (status, answer["from"], answer["to"]) == (200, "shop", "rival")
     records = operator("GET", f"{PATH}/history")[1]["records"]
     (record,) = [each for each in records if each["kind"] == "reassign"]
     assert (record["by"], record["reason"]) == (ADMINISTRATOR, "the team moved")
@@ -176,6 +176,6 @@ def test_on_one_machine_namespaces_decide_nothing(guarded: GuardedBrokers, raw: 
     assert declaring.looked_up()["declaredBy"] is None
     assert declaring.declare(RIVAL)[0] == 200
     wire_as(broker, raw, RIVAL_WRITER).producer(LEDGER, pb.EXCLUSIVE).publish(b"as before")
-    status, said = http_as(broker, ADMINISTRATOR)("POST", f"{PATH}/reassign", {"to": "rival"})
+    status, answer = http_as(broker, ADMINISTRATOR)("POST", f"{PATH}/reassign", {"to": "rival"})
     assert status >= 400
-    assert "tenancy_enforced" in json.dumps(said)
+    assert "tenancy_enforced" in json.dumps(answer)

@@ -14,9 +14,9 @@ from tests.integration.conftest import RawClients
 from tests.integration.raw import eventually
 from tests.integration.raw_connection import RefusedByBroker
 
-from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.in_process import InProcessBroker, in_process_broker
 
 
 def wall_seconds() -> float:
@@ -45,7 +45,7 @@ def test_no_command_is_handled_after_the_token_has_expired(
         raw(address_of(broker), token=token)
 
 
-def test_a_client_that_renews_its_token_goes_on_without_interruption(
+def test_a_client_that_renews_its_token_continues_without_interruption(
     guarded: GuardedBrokers, raw: RawClients
 ) -> None:
     broker = guarded()

@@ -23,7 +23,7 @@ spec: {access: {requireClaim: false}}
 """
 
 
-def test_strangers_and_roles_neither_write_nor_depose_who_writes(
+def test_unauthorized_clients_and_roles_neither_write_nor_depose_the_holder(
     guarded: GuardedBrokers, raw: RawClients
 ) -> None:
     broker = guarded(

@@ -15,7 +15,6 @@ from tests.integration.raw_connection import RefusedByBroker
 from onewriter_broker.app import BrokerLimits
 from onewriter_broker.connection.clients import ConnectionLimits
 from onewriter_broker.connection.rounds import RoundLimits
-from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.wire.commands import decode_command, encode_command
@@ -23,6 +22,7 @@ from onewriter_core.wire.encoding import encode_ack, encode_send_header
 from onewriter_core.wire.messages import METADATA_BYTES_MAX, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId
+from onewriter_testing.in_process import InProcessBroker, in_process_broker
 
 PAIRS = 80_000
 
@@ -48,15 +48,15 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("pairs", [1, 500, PAIRS])
-def test_a_stranger_cannot_have_anything_but_connect_decoded(
+def test_before_connect_no_other_command_is_decoded(
     guarded: GuardedBrokers, raw: RawClients, decoded: list[int], pairs: int
 ) -> None:
     broker = guarded()
-    stranger = raw(address_of(broker), connects=False)
+    unauthorized = raw(address_of(broker), connects=False)
     before = len(decoded)
     with contextlib.suppress(OSError):  # closed while it was still sending
-        stranger.write(producer_frame(pairs))
-    stranger.wait_closed()
+        unauthorized.write(producer_frame(pairs))
+    unauthorized.wait_closed()
     assert len(decoded) == before
     wire_as(broker, raw, "somebody").producer("flood")
 
@@ -100,7 +100,7 @@ def published(broker: InProcessBroker, raw: RawClients, topic: str, count: int) 
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_acknowledgements_of_many_messages_at_once_are_taken_in_steps(
+def test_acknowledgements_of_many_messages_are_handled_in_steps(
     raw: RawClients, order: int
 ) -> None:
     with broker_with_short_rounds() as broker:
@@ -177,7 +177,7 @@ def test_a_guarded_broker_serves_on_beside_floods(guarded: GuardedBrokers, raw: 
             client.expect(pb.CommandPong)
 
 
-def test_lists_asked_for_together_are_made_once_and_are_complete(
+def test_concurrent_listings_share_one_complete_list(
     raw: RawClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = BrokerLimits(connection=ConnectionLimits(names_per_step=7))
@@ -240,7 +240,7 @@ def test_a_message_with_metadata_beyond_all_need_is_refused(raw: RawClients) -> 
     ],
     ids=lambda command: type(command).__name__,
 )
-def test_a_field_that_stands_too_often_closes_the_connection(
+def test_a_field_that_is_repeated_too_often_closes_the_connection(
     raw: RawClients, command: Message
 ) -> None:
     with in_process_broker() as broker:

@@ -20,10 +20,10 @@ from tests.integration.conftest import RawClients
 from tests.integration.http_calls import OWN, PERSISTENT
 from tests.integration.raw import full
 
-from onewriter_broker.auth.authorization import UNKNOWN
-from onewriter_broker.testing.in_process import InProcessBroker
+from onewriter_broker.auth.authorization import DECLARATIONS_UNKNOWN
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.in_process import InProcessBroker
 
 TOPIC, STRANGER = "payments", "stranger"
 
@@ -63,10 +63,10 @@ SAID: list[tuple[Any, Any]] = [
 def test_an_uninformed_broker_reveals_and_accepts_nothing(
     untold: InProcessBroker, raw: RawClients
 ) -> None:
-    stranger, client = http_as(untold, STRANGER), wire_as(untold, raw, STRANGER)
+    unauthorized, client = http_as(untold, STRANGER), wire_as(untold, raw, STRANGER)
     for method, path, body in ASKED:
-        status, said = stranger(method, path, body)
-        assert (status, said.get("reason")) == (503, UNKNOWN), path
+        status, reported = unauthorized(method, path, body)
+        assert (status, reported.get("reason")) == (503, DECLARATIONS_UNKNOWN), path
     for command, answer in SAID:
         client.say(command)
         found = client.expect(answer)

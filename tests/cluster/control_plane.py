@@ -24,7 +24,7 @@ from tests.cluster.binaries import CONTROL_PLANE, program
 from tests.cluster.commands import CommandHangs, run
 from tests.cluster.pki import SERVICE_ADDRESS, Authority
 
-from onewriter_broker.testing.ports import free_ports
+from onewriter_testing.ports import free_ports
 
 START_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_START_TIMEOUT", "240").rstrip("s"))
 STOP_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_STOP_TIMEOUT", "60").rstrip("s"))
@@ -163,9 +163,9 @@ class Cluster:
 
     def until_allowed(self, user: str, verb: str, resource: str, *, namespace: str = "") -> None:
         """Wait until a right is in effect: the API server notices it a moment after it is stored."""
-        asked = ("auth", "can-i", verb, resource, f"--as={user}")
+        requests = ("auth", "can-i", verb, resource, f"--as={user}")
         self.until(
-            lambda: self.kubectl(*asked, namespace=namespace, check=False).returncode == 0,
+            lambda: self.kubectl(*requests, namespace=namespace, check=False).returncode == 0,
             f"{user} may not {verb} {resource}",
         )
 
@@ -290,6 +290,8 @@ class ControlPlane(Cluster):
             "--secure-port=0",
             "--leader-elect=false",
             "--allocate-node-cidrs=false",
+            # Nodes have no kubelet here: they stay as a test writes them.
+            "--controllers=*,-node-lifecycle-controller",
         )
         self.run(
             "kube-scheduler",

@@ -170,8 +170,8 @@ def _fingerprint(image: Image) -> str:
 def _docker_answers() -> bool:
     if shutil.which("docker") is None:
         return False
-    asked = ["docker", "version", "--format", "{{.Server.Version}}"]
-    return commands.run(asked, seconds=ANSWER_SECONDS).returncode == 0
+    requests = ["docker", "version", "--format", "{{.Server.Version}}"]
+    return commands.run(requests, seconds=ANSWER_SECONDS).returncode == 0
 
 
 def _by_docker(image: Image) -> None:

@@ -1,12 +1,12 @@
-"""A complete Kubernetes on this machine, without Docker: two nodes whose containers really run.
+"""A complete Kubernetes on this machine, without Docker: two or three nodes whose containers really run.
 
 All parts run in their own network, mount, host name and process namespaces, entered with ``nsenter``. The lab takes
 no port on this machine and changes none of its firewall rules. Ending the first process ends every component and
 container at once. The lab needs root, containerd, runc and the CNI plugins of the distribution, and the programs of
 ``binaries``.
 
-Node ``lab`` is the control plane and a worker. Node ``lab2`` is connected to it by one cable (``cut_node2``), so
-that a node can be lost while its containers continue to run.
+Node ``lab`` is the control plane and a worker. Each other node (``lab2``, ``lab3``) is connected to it by its own cable
+(``cut``), so that a node can be lost while its containers continue to run.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ from tests.cluster.pki import SERVICE_ADDRESS, Authority
 
 API_ADDRESS = "10.88.0.1"
 SERVICES = "10.96.0.0/16"
-NODE2_ADDRESS = "10.87.0.2"
-CABLE_ADDRESS = "10.87.0.1"
+NODES_MAX = 3
 START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 SHELL_SECONDS = 60.0
@@ -56,6 +55,7 @@ REMOVE_SECONDS = 240.0
 """Time limit for removing unpacked files."""
 
 NODE_GRACE_SECONDS = 20
+_EARLY = ("--node-monitor-period=1s", f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s")
 """A node counts as lost after this time without a sign of life; a slow kubelet must not."""
 
 PACKAGES = {
@@ -70,6 +70,42 @@ PACKAGES = {
 """Debian packages that the lab needs, by a program or file that shows that they are installed."""
 
 
+@dataclass(frozen=True)
+class Cable:
+    """What connects a further node, by its number (2 or 3), with the first one."""
+
+    number: int
+
+    @property
+    def node(self) -> str:
+        return f"lab{self.number}"
+
+    @property
+    def address(self) -> str:
+        """The address of the node."""
+        return f"10.87.{self.number - 2}.2"
+
+    @property
+    def near_address(self) -> str:
+        """The address of the first node on this cable."""
+        return f"10.87.{self.number - 2}.1"
+
+    @property
+    def pods(self) -> ipaddress.IPv4Network:
+        """The network of the node's pods."""
+        return ipaddress.IPv4Network(f"10.{87 + self.number}.0.0/16")
+
+    @property
+    def near(self) -> str:
+        """The interface of the first node."""
+        return f"near{self.number}"
+
+    @property
+    def far(self) -> str:
+        """The interface of the further node."""
+        return f"far{self.number}"
+
+
 def missing() -> list[str]:
     """Return why no lab can run here, one sentence each."""
     found = []
@@ -79,6 +115,10 @@ def missing() -> list[str]:
     if lacking:
         found.append(f"packages: apt-get install -y {' '.join(lacking)}")
     return found
+
+
+def _cable_of(node: str) -> Cable:
+    return Cable(int(node.removeprefix("lab")))
 
 
 def is_there(sign: str) -> bool:
@@ -93,10 +133,13 @@ def remove(directory: Path) -> None:
 
 @dataclass
 class Lab(Cluster):
-    """The cluster. In ``with Lab(directory) as lab`` both nodes are Ready."""
+    """The cluster. In ``with Lab(directory) as lab`` all nodes are Ready."""
 
     directory: Path
     nodes: int = 2
+    notices_lost_nodes_early: bool = True
+    """Whether a lost node is marked after NODE_GRACE_SECONDS, so that tests are short. Otherwise as Kubernetes does by
+    default."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     members: dict[str, Node] = field(default_factory=dict)
     authority: Authority = field(init=False)
@@ -136,8 +179,8 @@ class Lab(Cluster):
             self._entry,
         )
         self._start_node(first, image)
-        if self.nodes > 1:
-            self._start_node(self._second_node(), image)
+        for number in range(2, 1 + min(self.nodes, NODES_MAX)):
+            self._start_node(self._further_node(Cable(number)), image)
         self._start_dns()
         for name in self.members:
             for sign in ("create", "condition=Ready"):
@@ -235,7 +278,10 @@ class Lab(Cluster):
             "apikubelet": ("kube-apiserver-kubelet", "system:masters"),
             "front": ("front-proxy", ""),
             "lab": ("system:node:lab", "system:nodes"),
-            "lab2": ("system:node:lab2", "system:nodes"),
+            **{
+                name: (f"system:node:{name}", "system:nodes")
+                for name in (Cable(number).node for number in range(2, 1 + NODES_MAX))
+            },
         }
         for name, (user, group) in clients.items():
             authority.client(name, user, group)
@@ -277,7 +323,7 @@ class Lab(Cluster):
             f"--service-account-private-key-file={pki}/sa.key", f"--root-ca-file={pki}/ca.crt",
             f"--cluster-signing-cert-file={pki}/ca.crt", f"--cluster-signing-key-file={pki}/ca.key",
             "--bind-address=127.0.0.1", "--leader-elect=false", "--allocate-node-cidrs=false",
-            "--node-monitor-period=1s", f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
+            *(_EARLY if self.notices_lost_nodes_early else ()),
         ])  # fmt: skip
         self.run("kube-scheduler", [
             program("kube-scheduler"), f"--kubeconfig={pki}/scheduler.kubeconfig",
@@ -302,29 +348,30 @@ class Lab(Cluster):
 
     # ------------------------------------------------------------ nodes
 
-    def _second_node(self) -> Node:
+    def _further_node(self, cable: Cable) -> Node:
         """Make a machine that is connected by its own cable."""
-        entry = self._namespaces("lab2", self.within())
+        entry = self._namespaces(cable.node, self.within())
         inside = Path(f"/proc/{entry}/status").read_text()
         own = next(line for line in inside.splitlines() if line.startswith("NSpid")).split()[-1]
+        near, far = cable.near, cable.far
         self.shell(
-            f"ip link add v1 type veth peer name v2; ip link set v2 netns {own};"
-            f"ip addr add {CABLE_ADDRESS}/24 dev v1; ip link set v1 up;"
-            f"ip route add 10.89.0.0/16 via {NODE2_ADDRESS}"
+            f"ip link add {near} type veth peer name {far}; ip link set {far} netns {own};"
+            f"ip addr add {cable.near_address}/24 dev {near}; ip link set {near} up;"
+            f"ip route add {cable.pods} via {cable.address}"
         )
         node = Node(
-            "lab2",
-            self.directory / "lab2",
-            NODE2_ADDRESS,
-            ipaddress.IPv4Network("10.89.0.0/16"),
+            cable.node,
+            self.directory / cable.node,
+            cable.address,
+            cable.pods,
             entry,
-            cgroup="/onewriter-lab2",
+            cgroup=f"/onewriter-{cable.node}",
         )
         self.members[node.name] = node
         self.shell(
-            "hostname lab2; ip link set lo up; sysctl -qw net.ipv4.ip_forward=1;"
-            f"ip addr add {NODE2_ADDRESS}/24 dev v2; ip link set v2 up;"
-            f"ip route add default via {CABLE_ADDRESS};"
+            f"hostname {node.name}; ip link set lo up; sysctl -qw net.ipv4.ip_forward=1;"
+            f"ip addr add {cable.address}/24 dev {far}; ip link set {far} up;"
+            f"ip route add default via {cable.near_address};"
             f"ip link add cni0 type bridge; ip addr add {node.bridge_address}/16 dev cni0;"
             "ip link set cni0 up",
             node.name,
@@ -397,13 +444,16 @@ class Lab(Cluster):
 
     # ------------------------------------------------------------ faults
 
-    def cut_node2(self) -> None:
-        """Pull the second node's cable. Its containers continue to run."""
-        self.shell("ip link set v1 down")
+    def cut(self, node: str) -> None:
+        """Pull a node's cable. Its containers continue to run."""
+        self.shell(f"ip link set {_cable_of(node).near} down")
 
-    def heal_node2(self) -> None:
+    def heal(self, node: str) -> None:
         """Plug the cable in again."""
-        self.shell(f"ip link set v1 up; ip route replace 10.89.0.0/16 via {NODE2_ADDRESS}")
+        cable = _cable_of(node)
+        self.shell(
+            f"ip link set {cable.near} up; ip route replace {cable.pods} via {cable.address}"
+        )
 
     def signal_program(self, name: str, which: signal.Signals) -> None:
         """Signal a program by the name that it was started under, not the ``nsenter`` around it.

@@ -111,7 +111,7 @@ def proxy_configuration(node: Node, kubeconfig: Path) -> dict[str, Any]:
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "iptables",
-        "clusterCIDR": "10.88.0.0/15",
+        "clusterCIDR": "10.88.0.0/14",
         "hostnameOverride": node.name,
         "clientConnection": {"kubeconfig": str(kubeconfig)},
         "healthzBindAddress": "127.0.0.1:10256",

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from tests.cluster.control_plane import ControlPlane
 
-from onewriter_broker.testing.ports import free_ports
+from onewriter_testing.ports import free_ports
 
 PROGRAM = "from onewriter_operator.cli import operator; operator()"
 

@@ -119,9 +119,9 @@ def test_topics_of_ones_own_tenant_are_taken(
 def test_topics_of_others_are_refused_with_what_to_do(
     installed: Installed, namespace: str, topic: str
 ) -> None:
-    said = installed.declared(namespace, topic)
-    assert f"does not belong to namespace {namespace}" in said
-    assert "tenancy.allow" in said
+    answer = installed.declared(namespace, topic)
+    assert f"does not belong to namespace {namespace}" in answer
+    assert "tenancy.allow" in answer
 
 
 def test_an_object_that_names_no_topic_cannot_be_given_a_foreign_one(installed: Installed) -> None:
@@ -129,16 +129,16 @@ def test_an_object_that_names_no_topic_cannot_be_given_a_foreign_one(installed: 
     del bare["spec"]
     cluster.apply(bare)
     bare["spec"] = {"topic": "persistent://shop/default/ledger"}
-    said = installed.as_user(EDITOR, "replace", bare)
-    assert said, "it was given another tenant's topic"
+    answer = installed.as_user(EDITOR, "replace", bare)
+    assert answer, "it was given another tenant's topic"
     cluster.kubectl("delete", "xt", "bare", namespace="rival")
 
 
 def test_the_namespace_public_does_not_have_the_tenant_public(installed: Installed) -> None:
-    said = installed.as_user(
+    answer = installed.as_user(
         "system:admin", "create", document("public"), "--as-group=system:masters"
     )
-    assert "tenant public does not belong to namespace public" in said
+    assert "tenant public does not belong to namespace public" in answer
 
 
 def test_exceptions_are_the_administrators(installed: Installed) -> None:
@@ -211,8 +211,8 @@ def test_the_operator_makes_and_changes_its_own_objects_alone(opted_in: Installe
     assert "writes only objects labelled" in opted_in.as_user(OPERATOR, "create", service("shop"))
     opted_in.cluster.apply(service("shop"))
     # An attacker who has taken over the operator could redirect the traffic of any Service.
-    said = opted_in.as_user(OPERATOR, "apply", service("shop", **OURS), *APPLIED)
-    assert "changes and deletes only objects labelled" in said
+    answer = opted_in.as_user(OPERATOR, "apply", service("shop", **OURS), *APPLIED)
+    assert "changes and deletes only objects labelled" in answer
     done = opted_in.cluster.kubectl(
         *("delete", "service", "leader", "--dry-run=server", f"--as={OPERATOR}"),
         namespace="shop",
@@ -256,9 +256,9 @@ INSTALLATIONS = {
 def refusals(installed: Installed) -> str:
     """Return the API server's refusals of all objects that the operator installs; empty if it accepts all."""
     once, always = installs(installed)
-    said = [installed.as_user(OPERATOR, "create", each) for each in once]
-    said += [installed.as_user(OPERATOR, "apply", each, *APPLIED) for each in always]
-    return "".join(said)
+    lines = [installed.as_user(OPERATOR, "create", each) for each in once]
+    lines += [installed.as_user(OPERATOR, "apply", each, *APPLIED) for each in always]
+    return "".join(lines)
 
 
 @pytest.mark.parametrize("installation", INSTALLATIONS)
@@ -284,6 +284,77 @@ def test_the_operator_may_change_what_it_installed(opted_in: Installed) -> None:
         for each in always:
             name = each["metadata"]["name"]
             opted_in.cluster.kubectl("delete", each["kind"], name, namespace=NAMESPACE)
+
+
+def test_the_operator_restores_the_label_of_an_installed_object(opted_in: Installed) -> None:
+    """Another program removed the label that the policy looks at. The owner shows whose object it is."""
+    _, always = installs(opted_in)
+    for each in always:
+        labels = dict(each["metadata"]["labels"])
+        assert labels.pop("app.kubernetes.io/managed-by") == "onewriter-operator"
+        opted_in.cluster.apply({**each, "metadata": {**each["metadata"], "labels": labels}})
+    try:
+        assert refusals(opted_in) == ""
+        unlabelled = opted_in.as_user(
+            *(
+                OPERATOR,
+                "apply",
+                {**always[0], "metadata": {**always[0]["metadata"], "labels": {}}},
+            ),
+            *APPLIED,
+        )
+        assert "writes only objects labelled" in unlabelled
+    finally:
+        for each in always:
+            name = each["metadata"]["name"]
+            opted_in.cluster.kubectl("delete", each["kind"], name, namespace=NAMESPACE)
+
+
+TOPIC_OWNER: Json = {
+    "apiVersion": "onewriter.dev/v1alpha1",
+    "kind": "ExclusiveTopic",
+    "name": "heir",
+}
+CONFIG_OWNER: Json = {"apiVersion": "v1", "kind": "ConfigMap", "name": "onewriter-config"}
+
+
+@pytest.fixture(scope="module")
+def owners(opted_in: Installed) -> Iterator[dict[str, str]]:
+    """The uids of a topic and of a ConfigMap in ``shop``: what owns nothing that exists is collected."""
+    cluster = opted_in.cluster
+    about = {"name": "onewriter-config", "namespace": "shop"}
+    cluster.apply(document("shop"), {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about})
+    kinds = {"ExclusiveTopic": "heir", "ConfigMap": "onewriter-config"}
+    yield {
+        kind: cluster.get(kind, name, namespace="shop")["metadata"]["uid"]
+        for kind, name in kinds.items()
+    }
+    for kind, name in kinds.items():
+        cluster.kubectl("delete", kind, name, namespace="shop")
+
+
+@pytest.mark.parametrize(
+    ("owner", "is_ours"),
+    [
+        (TOPIC_OWNER | {"controller": True}, True),
+        (TOPIC_OWNER, False),
+        (CONFIG_OWNER, False),
+    ],
+    ids=["its topic", "a topic that does not control it", "the installation, in another namespace"],
+)
+def test_the_operator_restores_the_label_of_a_leader_service_by_its_owner(
+    opted_in: Installed, owners: dict[str, str], owner: Json, is_ours: bool
+) -> None:
+    wanted = service("shop", **OURS)
+    wanted["metadata"]["ownerReferences"] = [owner | {"uid": owners[owner["kind"]]}]
+    stripped = copy.deepcopy(wanted)
+    del stripped["metadata"]["labels"]
+    opted_in.cluster.apply(stripped)
+    try:
+        answer = opted_in.as_user(OPERATOR, "apply", wanted, *APPLIED)
+        assert answer == "" if is_ours else "changes and deletes only objects labelled" in answer
+    finally:
+        opted_in.cluster.kubectl("delete", "service", "leader", namespace="shop")
 
 
 def brokers(opted_in: Installed) -> Json:

@@ -71,7 +71,7 @@ async def test_a_takeover_of_all_buckets_is_one_write(
     assert {record["owner"] for record in stored["buckets"]} == {"broker-1~2"}
 
 
-async def test_people_see_it_in_a_line(
+async def test_kubectl_shows_an_anchor_in_one_line(
     api: CountingApi, api_server: ControlPlane, namespace: str
 ) -> None:
     anchor = KubernetesAnchor(api, "shard-0")
@@ -129,7 +129,7 @@ async def test_a_server_that_goes_away_and_comes_back(
         await anchor.close()
 
 
-async def test_without_our_kinds_nothing_is_taken_for_empty(
+async def test_without_the_crds_no_list_counts_as_empty(
     another_api_server: Callable[[], ControlPlane], tmp_path: Path
 ) -> None:
     cluster = another_api_server()

@@ -6,6 +6,7 @@ They are processes of this machine. The API server, its objects, rights and toke
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import time
@@ -22,15 +23,16 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, RefusedByBroker, eventually
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.processes import LocalBrokers
 
 Json = dict[str, Any]
 
 PATIENT: Json = {"pingIntervalSeconds": 20}
 """A holder that gets no processor time for a while keeps its topic, because few tests are about that."""
 
+DEFINITION = "bucketanchors.onewriter.dev"
 DESIRED = "/onewriter/v1/desired"
 TOPIC = "persistent://shop/default/orders"
 STATUS = "/onewriter/v1/topics/shop/default/orders"
@@ -114,8 +116,8 @@ class Lab:
         topics = [topic(detection=detection)]
         body = {"revision": "r", "topics": topics, "claims": claims, "pods": pods or {}}
         http = Http(self.brokers.http_urls[number], self.operator_token)
-        code, said = http("PUT", DESIRED, body)
-        assert code == 200, said
+        code, answer = http("PUT", DESIRED, body)
+        assert code == 200, answer
 
     def is_ready(self, number: int = 0) -> bool:
         with contextlib.suppress(OSError):
@@ -130,6 +132,33 @@ class Lab:
         client = self.connect(pod_token(self.cluster, "shop", pod))
         client.lookup(TOPIC)
         return client
+
+    def adopts(self, reason: str) -> str:
+        """Run the documented command of a person, as in a broker's pod; return its output.
+
+        Repeats it while its result is unknown, because a slow API server did not answer.
+        """
+        program = "from onewriter_broker.verbs.adopt import adopt; adopt()"
+        outputs: list[str] = []
+
+        def is_done() -> bool:
+            done = commands.run(
+                [sys.executable, "-c", program, "--all", "--force", "--reason", reason],
+                environment=os.environ | self.environment,
+                seconds=WAIT_SECONDS,
+            )
+            outputs.append(done.stdout)
+            return done.returncode == 0
+
+        eventually(is_done, WAIT_SECONDS)
+        return "".join(outputs)
+
+    def waits(self, words: str) -> bool:
+        """Whether the first broker reports that it waits for its buckets, with these words."""
+        with contextlib.suppress(OSError):
+            code, found = Http(self.brokers.http_url)("GET", "/readyz")
+            return code == 503 and words in str(found["buckets"]["waiting"].get("0"))
+        return False
 
     def status(self) -> Json:
         code, found = self.http("GET", STATUS)
@@ -220,8 +249,8 @@ def test_claims_admit_their_writers_and_the_status_shows_them(lab: Lab) -> None:
             "writers",
         )
 
-    stranger = make_pod(lab.cluster, "shop", "stranger")
-    no = refusal(lambda: lab.writer(stranger).producer(TOPIC, WAIT))
+    unauthorized = make_pod(lab.cluster, "shop", "stranger")
+    no = refusal(lambda: lab.writer(unauthorized).producer(TOPIC, WAIT))
     assert no.code is ServerError.AUTHORIZATION_ERROR
     foreign = pod_token(lab.cluster, "shop", first, audience="somebody-else")
     for token in (foreign, "nonsense", ""):
@@ -259,7 +288,7 @@ def test_a_pod_selector_admits_the_selected_pods(lab: Lab) -> None:
     assert lab.status()["holder"]["claim"] == "labelled"
 
 
-def test_without_the_api_server_writing_and_taking_over_go_on(lab: Lab) -> None:
+def test_without_the_api_server_writing_and_taking_over_continue(lab: Lab) -> None:
     pods = [make_pod(lab.cluster, "shop") for _ in range(4)]
     lab.push(BY_ACCOUNT)
     eventually(lab.is_ready, WAIT_SECONDS)
@@ -306,7 +335,7 @@ def test_without_the_api_server_writing_and_taking_over_go_on(lab: Lab) -> None:
     back.publish(b"and nobody noticed")
 
 
-def test_a_broker_that_starts_without_the_api_server_waits_and_says_why(lab: Lab) -> None:
+def test_a_broker_that_starts_without_the_api_server_waits_and_reports_why(lab: Lab) -> None:
     pod = make_pod(lab.cluster, "shop")
     lab.push(BY_ACCOUNT)
     eventually(lab.is_ready, WAIT_SECONDS)
@@ -316,13 +345,7 @@ def test_a_broker_that_starts_without_the_api_server_waits_and_says_why(lab: Lab
     lab.brokers.kill()
     lab.brokers.restart(0, wait=False)
 
-    def says_why() -> bool:
-        with contextlib.suppress(OSError):
-            code, found = Http(lab.brokers.http_url)("GET", "/readyz")
-            return code == 503 and "API server" in str(found["buckets"]["waiting"].get("0"))
-        return False
-
-    eventually(says_why, WAIT_SECONDS)
+    eventually(lambda: lab.waits("API server"), WAIT_SECONDS)
     lab.cluster.start_api()
     eventually(lab.is_ready, WAIT_SECONDS)
     client = lab.connect(token)
@@ -341,13 +364,7 @@ def test_an_emptied_store_is_refused_until_a_person_adopts_it(lab: Lab) -> None:
     lab.brokers.start(wait=False)
     lab.brokers.wait_for_event("bucket.waiting", seconds=WAIT_SECONDS)
 
-    program = "from onewriter_broker.verbs.adopt import adopt; adopt()"
-    done = commands.run(
-        [sys.executable, "-c", program, "--all", "--force", "--reason", "the disk died"],
-        environment=os.environ | lab.environment,
-        seconds=WAIT_SECONDS,
-    )
-    assert "1 of 64 buckets adopted" in done.stdout, done.stdout + done.stderr
+    assert "1 of 64 buckets adopted" in lab.adopts("the disk died")
     eventually(lab.is_ready, WAIT_SECONDS)
     client = lab.connect(pod_token(lab.cluster, "shop", pod))
     eventually(lambda: bool(client.lookup(TOPIC).broker_service_url))
@@ -355,6 +372,78 @@ def test_an_emptied_store_is_refused_until_a_person_adopts_it(lab: Lab) -> None:
     assert after.epoch is not None
     assert before.epoch is not None
     assert after.epoch > before.epoch
+
+
+# ------------------------------------------------------------ the anchor is deleted
+
+ANOTHER = "registered with an anchor that is not this one"
+
+
+def entries(lab: Lab) -> int:
+    """The number of stored entries, over all ledgers."""
+    code, found = lab.http("GET", f"{STATUS}/segments?after=0:0")
+    assert code == 200, found
+    return sum(int(each["entries"]) for each in found["segments"])
+
+
+@pytest.mark.parametrize("deleted", ["the object", "the definition"])
+def test_a_deleted_anchor_stops_no_writer_and_its_data_is_adopted_by_a_person(
+    lab: Lab, deleted: str
+) -> None:
+    lab.push(BY_ACCOUNT)
+    eventually(lab.is_ready, WAIT_SECONDS)
+    pod = make_pod(lab.cluster, "shop")
+    before = lab.writer(pod).producer(TOPIC, EXCLUSIVE)
+    before.publish(b"with the anchor")
+    what = ("bucketanchor", "shard-0") if deleted == "the object" else ("crd", DEFINITION)
+    try:
+        lab.cluster.kubectl("delete", *what, namespace="shop")
+        before.publish(b"without it")
+        lab.brokers.stop()
+        lab.brokers.start(wait=False)
+        if deleted == "the definition":
+            eventually(lambda: lab.waits("CustomResourceDefinitions"), WAIT_SECONDS)
+    finally:
+        lab.cluster.establish(*CRDS)
+    eventually(lambda: lab.waits(ANOTHER), WAIT_SECONDS)
+    assert lab.cluster.names("bucketanchor", namespace="shop") == [], (
+        "no broker has registered the store again"
+    )
+
+    assert "buckets adopted" in lab.adopts("the anchor was deleted")
+    eventually(lab.is_ready, WAIT_SECONDS)
+    assert entries(lab) == 2
+    client = lab.connect(pod_token(lab.cluster, "shop", pod))
+    eventually(lambda: bool(client.lookup(TOPIC).broker_service_url))
+    after = client.producer(TOPIC, EXCLUSIVE)
+    assert after.epoch is not None
+    assert before.epoch is not None
+    assert after.epoch > before.epoch
+    after.publish(b"again")
+    assert entries(lab) == 3
+
+
+def test_a_deleted_anchor_is_restored_from_a_backup(lab: Lab) -> None:
+    """The backup is as new as the store's data, so the holder keeps its epoch."""
+    lab.push(BY_ACCOUNT)
+    eventually(lab.is_ready, WAIT_SECONDS)
+    pod = make_pod(lab.cluster, "shop")
+    before = lab.writer(pod).producer(TOPIC, EXCLUSIVE, name="w")
+    before.publish(b"kept")
+    lab.brokers.stop()
+    backup = lab.cluster.get("bucketanchor", "shard-0", namespace="shop")
+    lab.cluster.kubectl("delete", "bucketanchor", "shard-0", namespace="shop")
+    lab.brokers.start(wait=False)
+    eventually(lambda: lab.waits(ANOTHER), WAIT_SECONDS)
+    for name in ("uid", "resourceVersion", "managedFields", "creationTimestamp", "generation"):
+        backup["metadata"].pop(name, None)
+    lab.cluster.kubectl("create", "-f", "-", stdin=json.dumps(backup), namespace="shop")
+    eventually(lab.is_ready, WAIT_SECONDS)
+    client = lab.connect(pod_token(lab.cluster, "shop", pod))
+    eventually(lambda: bool(client.lookup(TOPIC).broker_service_url))
+    after = client.producer(TOPIC, EXCLUSIVE, name="w", epoch=before.epoch, reconnects=1)
+    assert after.epoch == before.epoch
+    assert entries(lab) == 1
 
 
 def test_a_deleted_pod_does_not_come_back(lab: Lab) -> None:

@@ -157,8 +157,8 @@ def apply_as_operator(onewriter: Installation, document: Json) -> None:
     verb = ["create", "-f", "-"]
     if document["kind"] != "Secret":
         verb = ["apply", "--server-side", "--field-manager=onewriter-operator", "-f", "-"]
-    code, said = onewriter.as_account("onewriter-operator", *verb, stdin=yaml.safe_dump(document))
-    assert code == 0 or "AlreadyExists" in said, said
+    code, answer = onewriter.as_account("onewriter-operator", *verb, stdin=yaml.safe_dump(document))
+    assert code == 0 or "AlreadyExists" in answer, answer
 
 
 def test_the_operator_installs_store_and_brokers_with_its_own_rights(
@@ -253,15 +253,15 @@ def test_a_broker_writes_its_anchor_and_no_other(onewriter: Installation) -> Non
     other = copy.deepcopy(ANCHOR)
     other["metadata"]["name"] = "shard-1"
     for document in (ANCHOR, other):
-        code, said = onewriter.as_account(
+        code, answer = onewriter.as_account(
             "onewriter-broker", "create", "-f", "-", stdin=yaml.safe_dump(document)
         )
-        assert code == 0, said
+        assert code == 0, answer
     code, _ = onewriter.as_account("onewriter-broker", "get", "bucketanchor", "shard-0")
     assert code == 0
-    code, said = onewriter.as_account("onewriter-broker", "get", "bucketanchor", "shard-1")
+    code, answer = onewriter.as_account("onewriter-broker", "get", "bucketanchor", "shard-1")
     assert code != 0
-    assert "cannot get" in said
+    assert "cannot get" in answer
 
 
 def test_editors_of_a_namespace_may_declare_topics(onewriter: Installation) -> None:
@@ -370,8 +370,8 @@ def hook_objects(onewriter: Installation, component: str) -> None:
         if each["metadata"]["labels"]["app.kubernetes.io/component"] == component:
             onewriter.cluster.apply(each)
     account = f"system:serviceaccount:{NAMESPACE}:onewriter-{component}"
-    for asked in HOOKS_MAY[component]:
-        onewriter.cluster.until_allowed(account, *asked.split(), namespace=NAMESPACE)
+    for request in HOOKS_MAY[component]:
+        onewriter.cluster.until_allowed(account, *request.split(), namespace=NAMESPACE)
 
 
 def run_hook(
@@ -386,7 +386,7 @@ def run_hook(
     return click.testing.CliRunner().invoke(release, arguments)
 
 
-def test_readiness_says_what_is_missing(onewriter: Installation, tmp_path: Path) -> None:
+def test_readiness_reports_what_is_missing(onewriter: Installation, tmp_path: Path) -> None:
     onewriter.install()
 
     def is_looked_at() -> bool:

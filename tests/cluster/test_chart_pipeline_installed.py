@@ -233,9 +233,9 @@ def start_executor(
     """Wait for the executor's pod, check it, and run what the pod would run."""
     deadline = time.monotonic() + SECONDS_MAX
     while not (found := executors(release)):
-        said = (place / "driver.log").read_text()[-3000:]
-        assert running.poll() is None, said
-        assert time.monotonic() < deadline, said
+        output = (place / "driver.log").read_text()[-3000:]
+        assert running.poll() is None, output
+        assert time.monotonic() < deadline, output
         time.sleep(0.5)
     pod = found[0]
     (container,) = pod["spec"]["containers"]

@@ -6,16 +6,14 @@ Every bound and every rule of the models has an accepted and a refused case.
 from __future__ import annotations
 
 import copy
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from charts.generator import crd
 from tests.cluster.control_plane import ControlPlane
-
-from onewriter_core.api import crd
 
 ROOT = Path(__file__).resolve().parents[2]
 API = "onewriter.dev/v1alpha1"
@@ -216,6 +214,36 @@ def test_the_api_server_refuses(api_server: ControlPlane, playground: str, case:
     assert words in done.stderr
 
 
+def documented() -> list[Json]:
+    """The complete topics and claims in README, documentation and examples."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+    texts = [
+        block
+        for page in pages
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        if f"apiVersion: {API}" in block and "..." not in block
+    ]
+    texts += [
+        each.read_text(encoding="utf-8") for each in sorted((ROOT / "examples").glob("*.yaml"))
+    ]
+    found = [each for text in texts for each in yaml.safe_load_all(text) if each]
+    return [each for each in found if each["kind"] in {"ExclusiveTopic", "ProducerClaim"}]
+
+
+def test_the_api_server_takes_every_documented_topic_and_claim(
+    api_server: ControlPlane, playground: str
+) -> None:
+    found = documented()
+    assert len(found) >= 8
+    for each in found:
+        each["metadata"]["namespace"] = playground
+        each.pop("status", None)
+    done = api_server.kubectl(
+        *("create", "--dry-run=server", "-f", "-"), stdin=yaml.safe_dump_all(found), check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_kubectl_refuses_an_unknown_field(api_server: ControlPlane, playground: str) -> None:
     done = api_server.kubectl(
         "create",
@@ -253,7 +281,33 @@ CHANGES: dict[str, tuple[Json, Json, str]] = {
     "no partitions any more": (topic({"partitions": 1}), topic({"partitions": 0}), "can grow"),
     "more partitions": (topic({"partitions": 4}), topic({"partitions": 5}), ""),
     "the durability": (topic({}), topic({"durability": "None"}), ""),
+    "a topic whose spec becomes null": (
+        topic({"retention": {"maxEntries": 7}}),
+        {**topic(), "spec": None},
+        "",
+    ),
+    "a topic whose spec becomes null, and with it the name": (
+        topic({"topic": "persistent://a/b/c"}),
+        {**topic(), "spec": None},
+        "cannot change",
+    ),
+    "a second port of the same number": (
+        topic(service(port("a", 80))),
+        topic(service(port("a", 80), port("b", 80))),
+        "two ports with the same number and protocol",
+    ),
     "a claim's topic": (claim(), claim(topicRef={"name": "others"}), "cannot change"),
+    "a claim whose spec becomes null": (claim(), {**claim(), "spec": None}, "spec: Required value"),
+    "a claim that allows nothing any more": (
+        claim(),
+        claim(allow=[]),
+        "an empty allow permits Shared producers only",
+    ),
+    "a claim for Shared producers that allows nothing any more": (
+        claim(mode="Shared"),
+        claim(mode="Shared", allow=[]),
+        "",
+    ),
     "a claim's priority": (claim(), claim(priority=7), ""),
 }
 
@@ -262,8 +316,8 @@ CHANGES: dict[str, tuple[Json, Json, str]] = {
 def test_a_change(api_server: ControlPlane, namespace: str, case: str) -> None:
     before, after, words = CHANGES[case]
     api_server.apply(before, namespace=namespace)
-    said = api_server.apply(after, namespace=namespace, check=False)
-    assert (words in said) if words else "configured" in said, said
+    answer = api_server.apply(after, namespace=namespace, check=False)
+    assert (words in answer) if words else "configured" in answer, answer
 
 
 def test_defaults_are_filled_in_and_status_begins_unobserved(
@@ -291,9 +345,7 @@ def test_a_spec_of_null_has_every_default(api_server: ControlPlane, namespace: s
     assert found[0]["access"]["requireClaim"] is True
 
 
-def test_topics_are_selected_by_the_topic_they_stand_for(
-    api_server: ControlPlane, namespace: str
-) -> None:
+def test_objects_are_selected_by_their_topic(api_server: ControlPlane, namespace: str) -> None:
     api_server.apply(topic({"topic": "persistent://a/b/c"}, "one"), namespace=namespace)
     api_server.apply(topic({"topic": "persistent://a/b/d"}, "other"), namespace=namespace)
     found = api_server.kubectl(
@@ -305,75 +357,6 @@ def test_topics_are_selected_by_the_topic_they_stand_for(
         namespace=namespace,
     )
     assert found.stdout.split() == ["exclusivetopic.onewriter.dev/one"]
-
-
-SHOWN: dict[str, Json] = {
-    "xt orders": {
-        "epoch": 7,
-        "waiting": 1,
-        "durability": "Local",
-        "holder": {
-            "name": "writer-0",
-            "producerName": "onewriter-broker-1~37f4da9d-2/0/1",
-            "pod": "writer-0",
-            "node": "node-a",
-            "claim": "primary",
-        },
-        "conditions": [
-            ("WriterActive", "True", "Held", ""),
-            ("Ready", "True", "Ready", "a writer holds the topic, or may take it"),
-        ],
-    },
-    "pclaim primary": {
-        "epoch": 7,
-        "pod": "writer-0",
-        "conditions": [("Granted", "True", "Granted", ""), ("Ready", "True", "Ready", "")],
-    },
-    "pclaim standby": {
-        "conditions": [("Granted", "False", "Idle", ""), ("Ready", "True", "Ready", "")]
-    },
-}
-"""The statuses behind the transcript in docs/operator.md."""
-
-
-def shown(status: Json) -> Json:
-    conditions = [
-        {
-            "type": kind,
-            "status": word,
-            "reason": reason,
-            "message": message,
-            "lastTransitionTime": "2026-01-01T00:00:00Z",
-            "observedGeneration": 1,
-        }
-        for kind, word, reason, message in status["conditions"]
-    ]
-    return {**status, "conditions": conditions}
-
-
-def test_documented_columns_are_those_of_kubectl(api_server: ControlPlane, namespace: str) -> None:
-    standby = claim()
-    standby["metadata"] = {"name": "standby"}
-    api_server.apply(topic(), claim(), standby, namespace=namespace)
-    for name, status in SHOWN.items():
-        patch = json.dumps({"status": shown(status)})
-        api_server.kubectl(
-            *("patch", *name.split(), "--subresource=status", "--type=merge", "-p", patch),
-            namespace=namespace,
-        )
-    text = (ROOT / "docs" / "operator.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```\n(\$ kubectl get xt,pclaim.*?)```", text, re.DOTALL)
-    for part in block.split("$ kubectl ")[1:]:
-        command, _, documented = part.partition("\n")
-        done = api_server.kubectl(
-            *command.removesuffix("-n shop").replace("-n shop", "").split(), namespace=namespace
-        )
-        assert ages_aside(done.stdout) == ages_aside(documented), done.stdout
-
-
-def ages_aside(text: str) -> list[str]:
-    """Return the lines without their last column; the distance of the others counts."""
-    return [line.rpartition(" ")[0].rstrip() for line in text.splitlines()]
 
 
 def test_short_names_category_and_columns(api_server: ControlPlane, namespace: str) -> None:
@@ -392,8 +375,8 @@ def test_an_installation_has_no_spec(api_server: ControlPlane, namespace: str) -
         "metadata": {"name": "one"},
         "spec": {"replicas": 3},
     }
-    said = api_server.apply(found, namespace=namespace, check=False)
-    assert 'unknown field "spec"' in said
+    answer = api_server.apply(found, namespace=namespace, check=False)
+    assert 'unknown field "spec"' in answer
 
 
 def _fields(schema: Json, path: str) -> dict[str, Json]:
@@ -424,7 +407,7 @@ def test_every_field_is_explained_and_every_list_and_text_is_bounded(kind: crd.K
 def test_the_files_are_those_of_the_models(kind: crd.Kind) -> None:
     written = (ROOT / "crds" / crd.file_name(kind)).read_text(encoding="utf-8")
     assert yaml.safe_load(written) == crd.definition(kind), (
-        "run python -m onewriter_core.api.crd crds"
+        "run python -m charts.generator.crd crds"
     )
 
 
@@ -433,7 +416,7 @@ def test_kubectl_explains_a_field(api_server: ControlPlane) -> None:
 
     def is_explained() -> bool:
         """Return whether schemas are published, a moment after the kinds are served."""
-        said = api_server.kubectl(*explain, check=False).stdout
-        return "What an acknowledgement guarantees" in said
+        output = api_server.kubectl(*explain, check=False).stdout
+        return "What an acknowledgement guarantees" in output
 
     api_server.until(is_explained, "the field is not explained")

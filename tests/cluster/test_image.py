@@ -15,8 +15,8 @@ from tests.cluster.container import USER, Container
 from tests.unit.kube.installation_configurations import configured
 
 from onewriter_broker.log.store.keys import MEMBERS
-from onewriter_broker.testing.ports import free_ports
 from onewriter_operator.installation import valkey_configuration
+from onewriter_testing.ports import free_ports
 
 pytestmark = pytest.mark.nodes
 
@@ -63,18 +63,19 @@ def owned(path: Path) -> Path:
 def test_every_verb_can_be_used(run: Run) -> None:
     container = run("onewriter", "--help")
     assert container.wait() == 0
-    said = container.log()
+    output = container.log()
     for verb in ("broker", "operator", "sidecar", "release", "check", "status", "verify"):
-        assert f"\n  {verb} " in said, said
-    assert "pip install" not in said, "something is missing"
+        assert f"\n  {verb} " in output, output
+    assert "pip install" not in output, "something is missing"
 
 
 def test_nothing_can_be_written(run: Run) -> None:
-    container = run("sh", "-c", "id -u; touch /opt/onewriter/x; touch /tmp/x && echo temporary")
+    # One pipe for output and errors, since lines of two pipes can run into each other.
+    container = run("sh", "-c", "exec 2>&1; id -u; touch /opt/onewriter/x; touch /tmp/x && echo temporary")
     container.wait()
-    said = container.log()  # the error may come before the other output: it uses another pipe
-    assert {str(USER), "temporary"} < set(said.splitlines())
-    assert "Read-only file system" in said
+    output = container.log()
+    assert {str(USER), "temporary"} < set(output.splitlines())
+    assert "Read-only file system" in output
 
 
 def ready(port: int) -> dict[str, object]:

@@ -33,9 +33,9 @@ from tests.integration.raw import EXCLUSIVE, RawClient
 from tests.servers import running_server
 from tests.unit.charts.rendering import of_kind, rendered
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.broker_http import topic_path
 from onewriter_core.command import EXIT_REFUSED, EXIT_UNKNOWN, EXIT_USAGE
+from onewriter_testing.processes import LocalBrokers
 
 Json = dict[str, Any]
 
@@ -263,10 +263,10 @@ def play(stage: Stage) -> Iterator[Play]:
 
 def test_the_verbs_who_status_and_why_need_only_the_role_view(stage: Stage, play: Play) -> None:
     pod = play.pods["one"].name
-    said = stage("who", play.name, user="viewer")
-    assert said.code == 0, said.err
-    assert said.out.startswith(f"{stage.namespace}/{play.name}: {pod} (producer one), claim ")
-    assert said.out.endswith(", 1 waiting\n")
+    output = stage("who", play.name, user="viewer")
+    assert output.code == 0, output.err
+    assert output.out.startswith(f"{stage.namespace}/{play.name}: {pod} (producer one), claim ")
+    assert output.out.endswith(", 1 waiting\n")
     listed = stage("status", user="viewer")
     assert any(play.name in line and pod in line for line in listed.out.splitlines())
     shown = stage("status", play.name, user="viewer")
@@ -296,7 +296,7 @@ def test_kubectl_finds_the_plugin(stage: Stage, play: Play, tmp_path: Path) -> N
     assert done.stdout.startswith(f"{stage.namespace}/{play.name}: ")
 
 
-def test_the_brokers_tell_what_the_api_server_does_not(stage: Stage, play: Play) -> None:
+def test_the_option_live_shows_the_report_of_the_broker(stage: Stage, play: Play) -> None:
     live = stage("status", play.name, "--live", *play.not_its_broker)
     assert live.code == 0, live.err
     assert "waiters:" in live.out
@@ -319,9 +319,9 @@ def test_a_failed_request_ends_with_its_exit_code(stage: Stage) -> None:
     assert missing.err == (
         'kubectl onewriter: exclusivetopics.onewriter.dev "never-made" not found\n'
     )
-    stranger = stage("who", "never-made", user="stranger")
-    assert stranger.code == EXIT_REFUSED
-    assert 'User "stranger" cannot get' in stranger.err
+    unauthorized = stage("who", "never-made", user="stranger")
+    assert unauthorized.code == EXIT_REFUSED
+    assert 'User "stranger" cannot get' in unauthorized.err
     assert stage("who", "pod/x").code == EXIT_USAGE
     assert stage("who", "x", "--context=nowhere").code == EXIT_USAGE
     text = Path(stage.kubeconfig).read_text().replace(stage.cluster.url, "https://127.0.0.1:1")
@@ -344,9 +344,9 @@ def test_an_editor_fences_and_a_viewer_does_not(stage: Stage, play: Play) -> Non
     no = stage("fence", play.name, "--yes", user="viewer")
     assert no.code == EXIT_REFUSED
     assert "cannot patch" in no.err
-    asked = stage("fence", play.name, user="editor", stdin="n\n")
-    assert asked.code == 1
-    assert f"Fence {play.pods['one'].name} (producer one), epoch {epoch}" in asked.err
+    request = stage("fence", play.name, user="editor", stdin="n\n")
+    assert request.code == 1
+    assert f"Fence {play.pods['one'].name} (producer one), epoch {epoch}" in request.err
     assert stage.has_writer(play.name, "one")
     over = stage("fence", play.name, "--yes", "--if-epoch", str(epoch + 1), user="editor")
     assert over.code == EXIT_REFUSED
@@ -363,9 +363,9 @@ def test_an_editor_fences_and_a_viewer_does_not(stage: Stage, play: Play) -> Non
 
 def test_an_editor_hands_over(stage: Stage, play: Play) -> None:
     epoch = stage.status(play.name)["epoch"]
-    nobody = stage("handover", play.name, "--yes", "--to", "three", *IN_TIME, user="editor")
-    assert nobody.code == EXIT_REFUSED
-    assert "no producer 'three' is waiting" in nobody.err
+    refused = stage("handover", play.name, "--yes", "--to", "three", *IN_TIME, user="editor")
+    assert refused.code == EXIT_REFUSED
+    assert "no producer 'three' is waiting" in refused.err
     done = stage("handover", play.name, "--yes", "--to", "two", *IN_TIME, user="editor")
     assert done.code == 0, done.err
     assert f"{play.pods['two'].name} (producer two) writes, epoch" in done.out
@@ -385,9 +385,9 @@ def test_an_order_can_go_to_a_broker_directly(stage: Stage, play: Play) -> None:
     assert fenced.code == 0, fenced.err
     reader = ("--direct", *play.not_its_broker, "--service-account", "writer")
     wait_until(lambda: not stage.status(play.name).get("holder"))
-    nobody = stage("fence", play.name, "--yes", *reader)
-    assert nobody.code == EXIT_REFUSED
-    assert "has no writer to fence" in nobody.err
+    refused = stage("fence", play.name, "--yes", *reader)
+    assert refused.code == EXIT_REFUSED
+    assert "has no writer to fence" in refused.err
 
 
 def test_a_caller_without_administrator_rights_cannot_order_a_broker(
@@ -405,7 +405,7 @@ def test_a_caller_without_administrator_rights_cannot_order_a_broker(
 # ------------------------------------------------------------ support data; no operator
 
 
-def test_a_report_of_what_there_is(stage: Stage, play: Play) -> None:
+def test_a_report_contains_all_available_parts(stage: Stage, play: Play) -> None:
     path = stage.directory / f"{play.name}.tar.gz"
     done = stage("report", "-f", str(path))
     assert (done.code, done.err) == (0, "")
@@ -424,7 +424,7 @@ def test_a_report_of_what_there_is(stage: Stage, play: Play) -> None:
     assert "errors.txt" not in texts, texts["errors.txt"]
 
 
-def test_without_an_operator_an_order_waits_and_why_says_so(stage: Stage, play: Play) -> None:
+def test_without_an_operator_an_order_waits_and_why_reports_it(stage: Stage, play: Play) -> None:
     stage.operator.stop()
     try:
         late = stage("fence", play.name, "-y", "--timeout-seconds", "2", user="editor")

@@ -134,12 +134,12 @@ def test_a_pod_can_be_cut_off_by_its_own_firewall(web: Lab) -> None:
 def test_a_node_is_lost_while_its_containers_run_on(web: Lab) -> None:
     lost = next(pod for pod in pods(web) if pod["spec"]["nodeName"] == "lab2")
     processes = web.processes_of(lost["metadata"]["uid"])
-    web.cut_node2()
+    web.cut("lab2")
     try:
         web.kubectl(
             "wait", "--for=condition=Ready=Unknown", "node/lab2", f"--timeout={WAIT_SECONDS}s"
         )
         assert web.processes_of(lost["metadata"]["uid"]) == processes
     finally:
-        web.heal_node2()
+        web.heal("lab2")
     web.kubectl("wait", "--for=condition=Ready", "node/lab2", f"--timeout={WAIT_SECONDS}s")

@@ -33,7 +33,7 @@ def world(shared: World) -> Iterator[World]:
 # ------------------------------------------------------------ spec to broker, broker to status
 
 
-def test_a_topic_and_its_claim_reach_the_broker_and_its_story_comes_back(world: World) -> None:
+def test_a_topic_and_its_claim_reach_the_broker_and_its_history_is_shown(world: World) -> None:
     world.topic()
     world.claim()
     world.until("Ready", "True/Ready")
@@ -184,6 +184,24 @@ def test_the_condition_of_another_controller_stays(world: World) -> None:
     assert world.condition("Audited") == "True/X"
 
 
+def test_what_other_field_managers_add_to_a_topic_stays(world: World) -> None:
+    world.topic(deletionPolicy="Delete")
+    world.until("Ready", "True/Ready")
+    wait_until(lambda: world.get("xt")["metadata"].get("finalizers"))
+    marks = {"example.com/team": "shop"}
+    change = json.dumps({"metadata": {"labels": marks, "annotations": marks}})
+    world.cluster.kubectl(
+        *("patch", "xt", "orders", "--type=merge", "--field-manager=auditor", "-p", change),
+        namespace=world.namespace,
+    )
+    world.noticed()  # the operator has reconciled the topic since
+    found = world.get("xt")["metadata"]
+    assert (found["labels"], found["annotations"]["example.com/team"]) == (marks, "shop")
+    assert found["finalizers"] == ["onewriter.dev/topic-cleanup"]
+    assert world.condition("Ready") == "True/Ready"
+    assert world.condition("Drifted") == "False/NoDrift"
+
+
 def test_a_foreign_desired_state_is_replaced(world: World) -> None:
     world.topic()
     world.until("Ready", "True/Ready")
@@ -244,7 +262,7 @@ def refusals(world: World) -> list[Json]:
     return sorted(world.events("HandedOverByOrder"), key=lambda event: str(event["eventTime"]))
 
 
-def test_an_order_that_is_refused_again_is_answered_again_at_once(world: World) -> None:
+def test_a_repeated_refused_order_is_answered_immediately(world: World) -> None:
     world.topic()
     world.writes(epoch=3)
     world.until("WriterActive", "True/Held")
@@ -465,9 +483,25 @@ def test_labels_and_annotations_of_others_stay_on_a_leader_service(world: World)
     assert after["resourceVersion"] == before, "the operator writes nothing"
 
 
+def test_additions_to_a_leader_slice_are_removed_and_labels_of_others_stay(world: World) -> None:
+    world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
+    wait_until(lambda: endpoints(world) == [])
+    world.until("Ready", "True/Ready")
+    name = "leader-leader-ipv4"
+    mark = ("label", "endpointslice", name, "example.com/team=shop")
+    world.cluster.kubectl(*mark, namespace=world.namespace)
+    addition = '{"endpoints": [{"addresses": ["10.1.0.99"]}]}'
+    patch = ("patch", "endpointslice", name, "--type=merge", "-p", addition)
+    world.cluster.kubectl(*patch, namespace=world.namespace)
+    wait_until(lambda: endpoints(world) == [], explain=lambda: endpoints(world))
+    world.until("Drifted", "True/Repaired")
+    labels = world.get("endpointslice", name)["metadata"]["labels"]
+    assert labels["example.com/team"] == "shop"
+
+
 def test_a_foreign_service_is_not_taken_over(world: World) -> None:
-    mine = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "leader"}}
-    world.apply(mine | {"spec": {"selector": {"app": "mine"}, "ports": [{"port": 1}]}})
+    own = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "leader"}}
+    world.apply(own | {"spec": {"selector": {"app": "mine"}, "ports": [{"port": 1}]}})
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
     world.until("Stalled", "True/ServiceTaken")
     found = world.get("service", "leader")

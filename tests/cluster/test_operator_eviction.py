@@ -63,6 +63,8 @@ class Grace(float):
         return max(left, 0.5) if lasts.exists() else left
 plan = PlanLimits(
     grace_seconds=Grace(1.0),
+    away_seconds=3600.0,
+    node_seconds=0.5,
     eviction_retry_seconds_min=0.5,
     eviction_retry_seconds_max=1.0,
     eviction_failed_seconds=1.0,
@@ -91,7 +93,7 @@ def visited_after_grace(world: World) -> None:
     world.noticed()
 
 
-def pod(world: World, name: str, **labels: str) -> str:
+def pod(world: World, name: str, node: str = "", **labels: str) -> str:
     """Create a ready pod, as if a kubelet ran it; return its uid."""
     labels = {"app": "writer", "onewriter.dev/claim": "primary", **labels}
     world.apply(
@@ -102,6 +104,7 @@ def pod(world: World, name: str, **labels: str) -> str:
             "spec": {
                 "containers": [{"name": "app", "image": "app"}],
                 "terminationGracePeriodSeconds": 0,
+                **({"nodeName": node} if node else {}),
             },
         }
     )
@@ -113,6 +116,16 @@ def pod(world: World, name: str, **labels: str) -> str:
         namespace=world.namespace,
     )  # fmt: skip
     return str(world.get("pod", name)["metadata"]["uid"])
+
+
+def set_node(world: World, name: str, *, is_ready: bool) -> None:
+    """Create a node without a kubelet, or change its condition."""
+    world.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    ready = {"type": "Ready", "status": "True" if is_ready else "Unknown"}
+    change = {"status": {"conditions": [ready]}}
+    world.cluster.kubectl(
+        "patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(change)
+    )
 
 
 def budget(world: World, name: str = "writers", **spec: Any) -> None:
@@ -152,7 +165,7 @@ def is_there(world: World, name: str) -> bool:
     return name in world.names("pod")
 
 
-def test_a_stale_pod_is_evicted_and_status_tells_it(world: World) -> None:
+def test_a_stale_pod_is_evicted_and_the_status_shows_it(world: World) -> None:
     declare(world)
     fenced = world.operator.metric("onewriter_fenced_total")
     with long_grace(world):
@@ -174,6 +187,21 @@ def test_a_writer_that_was_not_stale_keeps_its_pod(world: World, cause: str) -> 
     visited_after_grace(world)
     assert is_there(world, "writer-0")
     assert outcomes(world) == {}
+
+
+def test_a_writer_that_lost_its_broker_is_evicted_only_from_a_node_that_is_not_ready(
+    world: World,
+) -> None:
+    node = f"node-{uuid.uuid4().hex[:5]}"
+    set_node(world, node, is_ready=True)
+    declare(world)
+    fence(world, "writer-0", pod(world, "writer-0", node), cause="BrokerChanged")
+    wait_until(lambda: outcomes(world) == {"writer-0": "Pending"})
+    visited_after_grace(world)
+    visited_after_grace(world)
+    assert outcomes(world) == {"writer-0": "Pending"}
+    set_node(world, node, is_ready=False)
+    wait_until(lambda: outcomes(world) == {"writer-0": "Evicted"})
 
 
 def test_a_writer_that_returns_in_time_keeps_its_pod(world: World) -> None:
@@ -290,7 +318,7 @@ def test_a_restarted_operator_forgets_no_pod_and_evicts_none_twice(own_world: Wo
     assert len(world.events("PodEvicted")) == 1
 
 
-def test_two_operators_at_once_evict_one_pod_once(world: World, tmp_path: Path) -> None:
+def test_two_concurrent_operators_evict_a_pod_once(world: World, tmp_path: Path) -> None:
     second = OperatorProcess(
         tmp_path,
         world.cluster,
@@ -310,7 +338,7 @@ def test_two_operators_at_once_evict_one_pod_once(world: World, tmp_path: Path) 
         assert world.get("pod", "writer-0")["metadata"]["uid"] == successor
 
 
-def test_two_pods_of_one_claim_that_take_turns_are_left_alone(world: World) -> None:
+def test_two_alternating_pods_of_one_claim_are_not_evicted(world: World) -> None:
     declare(world)
     uids = [pod(world, f"writer-{number}") for number in (0, 1)]
     for turn in range(300):

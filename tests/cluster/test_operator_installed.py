@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,7 +137,7 @@ def test_the_charts_rights_are_enough_for_all_that_it_does(world: Installed) -> 
     wait_until(lambda: world.events("PodEvicted"))
     world.delete("xt")
     assert "orbidden" not in world.operator.log()
-    assert '"visit.failed"' not in world.operator.log()
+    assert '"reconcile.failed"' not in world.operator.log()
 
 
 def test_store_and_brokers_are_installed_and_kept_as_they_are_to_be(world: Installed) -> None:
@@ -172,10 +174,7 @@ VISITS_MAX = 50
 QUIET_VISITS = 3
 
 WATCHED_ONLY = QUICK_FENCING.replace(
-    "from onewriter_operator.cli",
-    "from onewriter_operator.reconcile import installation\n"
-    "installation.EVERY_SECONDS = 86_400.0\n"
-    "from onewriter_operator.cli",
+    "OperatorLimits(plan=plan", "OperatorLimits(installation_seconds=86_400.0, plan=plan"
 )
 """An operator that looks at the installed objects only when a watch reports a change."""
 
@@ -272,6 +271,39 @@ def test_changed_objects_are_restored_when_a_watch_reports_it(
 
     for each in EDITS:
         wait_until(lambda: is_back(each), explain=world.operator.log)  # noqa: B023 - called now
+
+
+def test_list_items_of_another_field_manager_are_removed_and_its_marks_stay(
+    watching: tuple[Installed, FaultyApi],
+) -> None:
+    """Such a container would run beside the broker, and such a port would lead to it."""
+    world, _ = watching
+    marks = {"example.com/team": "shop"}
+    about = {"name": "onewriter-broker", "labels": marks, "annotations": marks}
+    beside = {"template": {"spec": {"containers": [{"name": "debug", "image": "debug"}]}}}
+    additions = {
+        "statefulset": {"apiVersion": "apps/v1", "kind": "StatefulSet", "spec": beside},
+        "service": {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "spec": {"ports": [{"name": "extra", "port": 1, "protocol": "TCP"}]},
+        },
+    }
+    before = {kind: world.installed(kind, "onewriter-broker")["spec"] for kind in additions}
+    for addition in additions.values():
+        world.cluster.kubectl(
+            *("apply", "--server-side", "--field-manager=auditor", "-f", "-"),
+            stdin=json.dumps(addition | {"metadata": about}),
+            namespace=NAMESPACE,
+        )
+    for kind, spec in before.items():
+        wait_until(
+            lambda: world.installed(kind, "onewriter-broker")["spec"] == spec,  # noqa: B023 - called now
+            explain=world.operator.log,
+        )
+        found = world.installed(kind, "onewriter-broker")["metadata"]
+        assert found["labels"]["example.com/team"] == "shop"
+        assert found["annotations"]["example.com/team"] == "shop"
 
 
 def test_a_selector_of_a_leader_service_is_removed_with_the_slice_of_kubernetes(
@@ -461,10 +493,10 @@ def test_a_replica_that_waits_injects_sidecars(
     assert not second.leads
 
     def is_made() -> bool:
-        said = world.cluster.apply(
+        answer = world.cluster.apply(
             pod("writer", topic="orders"), namespace=world.namespace, check=False
         )
-        return "created" in said or "unchanged" in said
+        return "created" in answer or "unchanged" in answer
 
     wait_until(is_made)  # a call of the webhook may time out
     found = world.get("pod", "writer")
@@ -473,7 +505,7 @@ def test_a_replica_that_waits_injects_sidecars(
     assert found["metadata"]["labels"]["onewriter.dev/claim"] == "injected"
 
 
-def test_a_pod_that_says_no_topic_is_refused_in_words(
+def test_a_pod_without_a_topic_is_refused_with_a_message(
     injecting: tuple[Installed, OperatorProcess],
 ) -> None:
     world, _ = injecting
@@ -498,3 +530,47 @@ def test_with_the_webhook_down_only_labelled_pods_wait(
 
     wait_until(lambda: "inject.onewriter.dev" in said(), explain=said)
     assert "asks" not in world.names("pod")
+
+
+def edited(world: Installed, kind: str, name: str, change: str) -> str:
+    """Edit an object as ``kubectl edit`` does, with a change of sed; return kubectl's output."""
+    done = commands.run(
+        [
+            *(program("kubectl"), f"--kubeconfig={world.cluster.kubeconfig}"),
+            *(f"--namespace={world.namespace}", "edit", kind, name),
+        ],
+        seconds=COMMAND_SECONDS,
+        environment={**os.environ, "KUBE_EDITOR": f"sed -i {shlex.quote(change)}"},
+    )
+    return done.stdout + done.stderr
+
+
+def test_with_the_webhook_down_objects_are_edited(
+    injecting: tuple[Installed, OperatorProcess],
+) -> None:
+    """The API server calls the webhook only for new pods."""
+    world, second = injecting
+    world.topic(retention={"maxEntries": 7})
+    world.until("Ready", "True/Ready")
+
+    def is_made() -> bool:
+        writer = pod("writer", topic="orders")
+        answer = world.cluster.apply(writer, namespace=world.namespace, check=False)
+        return "created" in answer or "unchanged" in answer
+
+    wait_until(is_made)
+    second.stop()
+    assert "edited" in edited(world, "pod", "writer", "s/topic: orders/topic: orders-2/")
+    assert "edited" in edited(world, "xt", "orders", "s/maxEntries: 7/maxEntries: 8/")
+
+    def kept() -> int:
+        """The setting of the topic that the brokers have."""
+        topics = world.broker.fake.bodies[-1]["topics"]
+        (found,) = [each for each in topics if each["metadata"]["namespace"] == world.namespace]
+        return int(found["spec"]["retention"]["maxEntries"])
+
+    wait_until(lambda: kept() == 8)
+    world.until("PolicyApplied", "True/Applied")
+    refused = edited(world, "xt", "orders", "s/partitions: 0/partitions: -1/")
+    assert "is invalid" in refused, refused  # kubectl shows the reason in the editor
+    assert world.get("xt")["spec"]["partitions"] == 0

@@ -82,7 +82,7 @@ def two(
             yield World(api_server, namespace, broker, first), second
 
 
-def test_two_operators_take_turns(two: tuple[World, OperatorProcess]) -> None:
+def test_two_operators_lead_one_after_the_other(two: tuple[World, OperatorProcess]) -> None:
     world, second = two
     world.topic()
     world.until("Ready", "True/Ready")

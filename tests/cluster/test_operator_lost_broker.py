@@ -29,6 +29,9 @@ class BrokerReports:
         del name, seconds
         return False
 
+    def suspect(self, name: str) -> None:
+        del name
+
 
 def create(cluster: ControlPlane, namespace: str, name: str) -> None:
     """Create a pod that a kubelet reported as ready."""

@@ -15,7 +15,7 @@ from tests.cluster.worlds import World, broker, claim_document, epoch_is
 from tests.unit.kube.fake_broker import ThreadedBroker, producer_group, status, transition
 
 from onewriter_core.api.status import PRODUCERS_SHOWN_MAX
-from onewriter_operator.kinds import CLAIM
+from onewriter_core.kubernetes.kinds import CLAIM
 from onewriter_operator.kube import Kube, load_configuration
 
 __all__ = ["broker"]

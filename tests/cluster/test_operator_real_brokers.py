@@ -22,8 +22,8 @@ from tests.cluster.worlds import World
 from tests.servers import running_server
 from tests.unit.kube.fake_broker import ThreadedBroker, producer_group, status, transition
 
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_broker.verbs.adopt import adopt as adopt_command
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 Json = dict[str, Any]
 
@@ -113,7 +113,7 @@ def stage(stages: Iterator[Stage]) -> Stage:
     return next(stages)
 
 
-def test_the_story_of_a_topic_from_manifest_to_status(stage: Stage) -> None:
+def test_a_topic_from_its_manifest_to_its_status(stage: Stage) -> None:
     world = stage.world
     world.topic(**OPEN_TOPIC)
     world.until("Ready", "True/Ready")
@@ -374,7 +374,7 @@ def is_within(small: Any, large: Any, path: str = "") -> list[str]:
     return [] if small == large else [f"{path}: {small} is not {large}"]
 
 
-def test_the_fake_broker_speaks_as_the_real_one_does(brokers: LocalBrokers) -> None:
+def test_the_fake_broker_answers_like_the_real_one(brokers: LocalBrokers) -> None:
     name = f"persistent://public/default/contract-{time.time_ns()}"
     plain = name.removeprefix("persistent://")
     client = pulsar.Client(brokers.service_url, operation_timeout_seconds=ANSWER_SECONDS)
@@ -438,11 +438,11 @@ def test_a_refusal_names_the_object_as_the_operator_expects(brokers: LocalBroker
         "metadata": {"name": "bad", "namespace": "shop"},
         "spec": {"partitions": -1},
     }
-    code, said = call(
+    code, answer = call(
         "PUT", f"{brokers.http_url}/onewriter/v1/desired", {"revision": "x", "topics": [bad]}
     )
     assert code == 400
-    assert all(re.match("ExclusiveTopic shop/bad[,:]", each) for each in said["errors"])
+    assert all(re.match("ExclusiveTopic shop/bad[,:]", each) for each in answer["errors"])
 
 
 def test_entries_are_counted_as_the_operator_reads_them(brokers: LocalBrokers) -> None:
@@ -454,8 +454,8 @@ def test_entries_are_counted_as_the_operator_reads_them(brokers: LocalBrokers) -
             producer.send(b"x")
         url = brokers.http_urls[brokers.owner_of(name)]
         plain = name.removeprefix("persistent://")
-        code, said = call("GET", f"{url}/admin/v2/persistent/{plain}/internalStats")
+        code, answer = call("GET", f"{url}/admin/v2/persistent/{plain}/internalStats")
         assert code == 200
-        assert said["numberOfEntries"] == 3
+        assert answer["numberOfEntries"] == 3
     finally:
         client.close()

@@ -1,4 +1,4 @@
-"""The admission webhook with a real API server: expired, renewed and mismatched certificates."""
+"""The admission webhook with a real API server: certificates, and pods under the restricted profile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.cluster.pki import Authority
 
-from onewriter_core.kubernetes_names import INJECT_LABEL, TOPIC_ANNOTATION
+from onewriter_core.kubernetes.names import INJECT_LABEL, RELAY_ANNOTATION, TOPIC_ANNOTATION
 
 Json = dict[str, Any]
 
@@ -25,6 +25,22 @@ HOST = "127.0.0.1"
 NAME = "inject.onewriter.dev"
 VERSION_NAME = "version.onewriter.dev"
 VERSION_LABEL = "version"
+
+
+RESTRICTED: Json = {
+    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+    "containers": [
+        {
+            "name": "app",
+            "image": "app",
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            },
+        }
+    ],
+}
+"""The spec of a pod that the restricted Pod Security profile admits, without its sidecar."""
 
 
 class Admission:
@@ -70,7 +86,7 @@ class Admission:
         self._versions += 1
         version = {VERSION_LABEL: f"v{self._versions}"}
         bundle = b"".join(each.certificate.read_bytes() for each in authorities)
-        mine = {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}}
+        own = {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}}
         pods = {
             "apiGroups": [""],
             "apiVersions": ["v1"],
@@ -91,7 +107,7 @@ class Admission:
                         "failurePolicy": "Fail",
                         "timeoutSeconds": 30,
                         "objectSelector": {"matchLabels": {INJECT_LABEL: "true"}},
-                        "namespaceSelector": mine,
+                        "namespaceSelector": own,
                         "rules": [pods],
                         "clientConfig": {
                             "url": f"https://{HOST}:{self.port}/inject",
@@ -104,7 +120,7 @@ class Admission:
                         "sideEffects": "None",
                         "failurePolicy": "Fail",
                         "objectSelector": {"matchLabels": version},
-                        "namespaceSelector": mine,
+                        "namespaceSelector": own,
                         "rules": [pods],
                         "clientConfig": {"url": f"https://{HOST}:1/nobody"},
                     },
@@ -134,8 +150,25 @@ class Admission:
         assert [each["restartPolicy"] for each in spec["initContainers"]] == ["Always"]
         return ""
 
+    def created(self, annotations: dict[str, str], **spec: object) -> Json:
+        """Create a pod that requests a sidecar; return it as it is stored."""
+        done = self._tried({INJECT_LABEL: "true"}, "--dry-run=none", annotations, **spec)
+        assert done.returncode == 0, done.stderr
+        found: Json = json.loads(done.stdout)
+        return found
+
+    def refusal_of(self, annotations: dict[str, str], **spec: object) -> str:
+        """Return why such a pod is refused."""
+        done = self._tried({INJECT_LABEL: "true"}, "--dry-run=none", annotations, **spec)
+        assert done.returncode != 0, done.stdout
+        return done.stderr
+
     def _tried(
-        self, labels: dict[str, str], way: str = "--dry-run=server"
+        self,
+        labels: dict[str, str],
+        way: str = "--dry-run=server",
+        annotations: dict[str, str] | None = None,
+        **spec: object,
     ) -> subprocess.CompletedProcess[str]:
         """Create a pod, or let the API server report the result of a dry run."""
         self._pods += 1
@@ -145,12 +178,13 @@ class Admission:
             "metadata": {
                 "name": f"app-{self._pods}",
                 "labels": labels,
-                "annotations": {TOPIC_ANNOTATION: "orders"},
+                "annotations": annotations or {TOPIC_ANNOTATION: "orders"},
             },
             "spec": {
                 "serviceAccountName": "writer",
                 "containers": [{"name": "app", "image": "app"}],
-            },
+            }
+            | spec,
         }
         return self.cluster.kubectl(
             "create", "--filename=-", "--output=json", way,
@@ -207,7 +241,7 @@ def test_an_expired_certificate_blocks_admission_with_a_reason_and_is_replaced(
         assert admission.operator.is_running
 
 
-def test_a_new_ca_causes_no_gap_if_clients_trust_both_meanwhile(
+def test_a_new_ca_causes_no_gap_if_clients_trust_both(
     admission: Admission, authority: Authority, tmp_path: Path
 ) -> None:
     admission.renew(authority)
@@ -251,3 +285,40 @@ def test_half_of_a_renewal_changes_nothing_until_the_other_half_is_there(
         (admission.served / "tls.key").write_bytes(key)
         wait_until(lambda: admission.operator.get("/readyz") is not None)
         assert admission.refusal() == ""
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {RELAY_ANNOTATION: "true"},
+        {TOPIC_ANNOTATION: "orders"},
+        {RELAY_ANNOTATION: "true", TOPIC_ANNOTATION: "orders"},
+    ],
+    ids=["relay", "topic", "both"],
+)
+def test_the_restricted_profile_admits_what_is_injected(
+    admission: Admission, authority: Authority, annotations: dict[str, str]
+) -> None:
+    """The API server checks the pod after the webhook has changed it."""
+    profile = "pod-security.kubernetes.io/enforce=restricted"
+    admission.cluster.kubectl("label", "namespace", admission.namespace, profile)
+    admission.renew(authority)
+    admission.trust(authority)
+    with running(admission.operator):
+        wait_until(lambda: admission.operator.get("/readyz") is not None)
+        spec = admission.created(annotations, **RESTRICTED)["spec"]
+        (sidecar,) = spec["initContainers"]
+        (app,) = spec["containers"]
+        given = {each["name"]: each.get("value") for each in sidecar["env"]}
+        has_relay, leads = RELAY_ANNOTATION in annotations, TOPIC_ANNOTATION in annotations
+        address = {"name": "ONEWRITER_SERVICE_URL", "value": "pulsar://127.0.0.1:6650"}
+        assert sidecar["restartPolicy"] == "Always"
+        assert (given.get("ONEWRITER_SIDECAR_RELAY_PORT") == "6650") is has_relay
+        assert (address in app.get("env", [])) is has_relay
+        assert ("ONEWRITER_SIDECAR_TOPIC" in given) is leads
+        assert ("ONEWRITER_SIDECAR_RELEASE_KEY_FILE" in given) is leads
+        assert ("preStop" in sidecar.get("lifecycle", {})) is leads
+        assert "restricted" in admission.refusal_of(annotations), "the profile is in force"
+        if has_relay:
+            reason = admission.refusal_of(annotations, hostNetwork=True, **RESTRICTED)
+            assert "loopback" in reason

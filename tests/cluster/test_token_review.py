@@ -215,7 +215,7 @@ async def leaving(
     await found.api.close()
 
 
-async def test_without_the_api_server_a_pod_may_come_back_and_no_more(
+async def test_without_the_api_server_a_pod_may_only_return(
     leaving: tuple[Lab, ControlPlane],
 ) -> None:
     lab, cluster = leaving

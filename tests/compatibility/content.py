@@ -22,10 +22,10 @@ from tests.integration.sinks import rows, target_of, write
 
 from onewriter import Client
 from onewriter.state import SharedMap
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.schema import FORMATS
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers
 
 MANIFESTS = """
 apiVersion: onewriter.dev/v1alpha1

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASES = Path(__file__).resolve().parent / "releases"

@@ -30,10 +30,10 @@ from tests.integration.sinks import rows, target_of, write
 
 from onewriter import Client
 from onewriter.state import SharedMap
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.schema import FORMATS
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers
 
 NAMES = sorted(path.name.removesuffix(".tar.xz") for path in FIXTURES.glob("*.tar.xz"))
 
@@ -99,7 +99,7 @@ def test_epochs_rise_from_where_they_were(opened: Opened, stock: pulsar.Client) 
     assert place.ledger_id() > opened.observed["epochs"]["tenures"]
 
 
-def test_subscriptions_continue_behind_what_was_acknowledged(stock: pulsar.Client) -> None:
+def test_subscriptions_continue_after_the_acknowledged_entries(stock: pulsar.Client) -> None:
     exclusive = stock.subscribe("subscribed", "exclusive")
     assert next_number(exclusive) == 6
     exclusive.close()
@@ -112,7 +112,7 @@ def next_number(consumer: Any) -> int:
     return int(consumer.receive(ANSWER_MILLISECONDS_MAX).properties()["n"])
 
 
-def test_generations_and_maps_go_on(opened: Opened) -> None:
+def test_generations_and_maps_continue(opened: Opened) -> None:
     async def go_on() -> None:
         async with Client(opened.brokers.service_url) as client:
             async with client.own("workers", list(RESOURCES)) as owned:

@@ -41,7 +41,7 @@ def replace_broker(brokers: MixedBrokers, number: int) -> None:
     brokers.wait_ready()
 
 
-def code_of(brokers: MixedBrokers, number: int) -> bool:
+def runs_earlier_release(brokers: MixedBrokers, number: int) -> bool:
     """Whether a broker runs the code of the earlier release."""
     environment = Path(f"/proc/{brokers.pid(number)}/environ").read_bytes()
     return str(archive_of(LATEST)).encode() in environment
@@ -77,25 +77,25 @@ def test_an_update_and_a_downgrade_under_writers_lose_nothing(
         ]
         writers = [stack.enter_context(ContinuousWriter(topic, brokers)) for topic in topics]
 
-        def all_go_on() -> None:
+        def all_continue() -> None:
             for writer in writers:
                 writer.has_acked(ACKNOWLEDGED_PER_STEP)
 
-        all_go_on()
+        all_continue()
         steps: list[tuple[int, ...]] = [(1,), (), (0,), (0, 1)]  # forward, and back again
         for earlier in steps:
             changed = [
                 number
                 for number in range(BROKERS)
-                if code_of(brokers, number) != (number in earlier)
+                if runs_earlier_release(brokers, number) != (number in earlier)
             ]
             brokers.earlier = earlier
             for number in changed:
                 replace_broker(brokers, number)
-            assert [number for number in range(BROKERS) if code_of(brokers, number)] == list(
-                earlier
-            )
-            all_go_on()
+            assert [
+                number for number in range(BROKERS) if runs_earlier_release(brokers, number)
+            ] == list(earlier)
+            all_continue()
         for writer in writers:
             writer.stop()
             stored = stored_topic(store.url, writer.topic)

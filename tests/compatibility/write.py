@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.compatibility.content import MANIFESTS, fill, observe, values_of
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 OBSERVED = "observed.json"

@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import tempfile
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import pytest
 from tests.servers import (
     BROKER_PASSWORD,
     BROKER_USER,
@@ -21,30 +22,34 @@ from tests.servers import (
     running_pair,
     running_server,
 )
-from tests.stamps import stamp_anew
+from tests.stamps import fence_once, stamp_anew
+from tests.store_cluster import StoreCluster
 
 from onewriter_broker.log.store.api import (
     Append,
     Binding,
     Block,
+    BrokenKey,
     Fence,
     FencedLog,
     LogStore,
     Outcome,
 )
-from onewriter_broker.log.store.fake.server import FakeNode, FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.store.redis.primary import RedisSettings
 from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.log_format.chain import CHAIN_START, chain
+from onewriter_testing.fake_store.server import FakeNode, FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 BUCKETS = 4
 PATIENCE_SECONDS = 30.0
 """Time limit for the answer of a running server. On a busy machine its disk, or this process, may be slow."""
 WORLD_KINDS = ["fake", *SERVER_KINDS]
+CLUSTER_KIND = pytest.param("cluster", marks=pytest.mark.full)
+"""The kind of a cluster as a parameter; test_log_store_cluster.py keeps the proof in ``make test``."""
 
 Answer = TypeVar("Answer")
 
@@ -56,8 +61,8 @@ class World(Protocol):
 
     def open(self) -> LogStore: ...
 
-    def replid(self) -> str:
-        """The dataset of the node that discovery names."""
+    def replid(self, bucket: int = 0) -> str:
+        """The dataset of the node that discovery names; in a cluster, of the one that serves the bucket."""
 
     def flush_all(self) -> None: ...
 
@@ -110,7 +115,7 @@ class FakeWorld:
             self.server.resolve, buckets=BUCKETS, replicas=1, commit_timeout_seconds=0.05
         )
 
-    def replid(self) -> str:
+    def replid(self, bucket: int = 0) -> str:
         return self.server.primary.replid
 
     def flush_all(self) -> None:
@@ -185,7 +190,7 @@ class ServerWorld:
             commit_timeout_seconds=0.2,
         )
 
-    def replid(self) -> str:
+    def replid(self, bucket: int = 0) -> str:
         return self.primary.replid()
 
     def flush_all(self) -> None:
@@ -241,6 +246,82 @@ class ServerWorld:
         fresh.replace(self._link)
 
 
+class ClusterWorld:
+    """A cluster of three primaries. Faults concern the primary of bucket 0, which the tests use most."""
+
+    kind = "cluster"
+
+    def __init__(self, cluster: StoreCluster) -> None:
+        self.cluster = cluster
+        self._keys = Keys(BUCKETS)
+
+    @property
+    def primary(self) -> StoreServer:
+        return self.cluster.primary(self._keys.unit(0))
+
+    def open(self) -> LogStore:
+        return RedisLogStore(self.settings())
+
+    def settings(self) -> RedisSettings:
+        return RedisSettings(
+            url=self.cluster.url,
+            username=BROKER_USER,
+            password=BROKER_PASSWORD,
+            buckets=BUCKETS,
+            connect_timeout_seconds=PATIENCE_SECONDS,
+            call_timeout_seconds=PATIENCE_SECONDS,
+            commit_timeout_seconds=0.2,
+        )
+
+    def replid(self, bucket: int = 0) -> str:
+        return self.cluster.primary(self._keys.unit(bucket)).replid()
+
+    def flush_all(self) -> None:
+        self.cluster.flush_all()
+
+    def drop_connections(self) -> None:
+        for server in self.cluster.servers:
+            server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    def mark(self) -> int:
+        return self.primary.append_only_bytes()
+
+    def restart(self, keep: int | None = None) -> None:
+        self.primary.restart(keep_bytes=keep)
+        self.cluster.wait_complete()  # a restarted primary serves nobody for two seconds
+
+    def go_away(self) -> None:
+        self._away = self.primary
+        self._away.kill()
+
+    def come_back(self) -> None:
+        self._away.start()
+        self.cluster.wait_complete()
+
+    def put_foreign_key(self, key: str) -> None:
+        self.cluster.primary(key).command("SET", key, "written by somebody else")
+
+    def delete_key(self, key: str) -> None:
+        self.cluster.primary(key).command("DEL", key)
+
+    def move_end(self, topic: TopicName, end: Position) -> None:
+        key = self._keys.log(topic)
+        self.cluster.primary(key).command("XADD", key, str(end), "hello", "world")
+        self.cluster.primary(key).command("XDEL", key, str(end))
+
+
+async def append_all(store: LogStore, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
+    """Append blocks of several buckets: in one call, or in a cluster in one call for each bucket."""
+    if not store.is_sharded:
+        return await store.append(appends)
+    answers: dict[int, Outcome | BrokenKey] = {}
+    for bucket in {each.binding.bucket for each in appends}:
+        indexes = [i for i, each in enumerate(appends) if each.binding.bucket == bucket]
+        found = await store.append([appends[index] for index in indexes])
+        answers.update(zip(indexes, found, strict=True))
+    return [answers[index] for index in range(len(appends))]
+
+
 @contextlib.contextmanager
 def open_world(kind: str) -> Iterator[World]:
     if kind == "fake":
@@ -291,7 +372,7 @@ class Writer:
             for topic in topics
         )
         audit = {"event": "fence", "ledger": str(self.ledger)}
-        return await self.store.fence(Fence(self.binding, self.ledger, logs, audit))
+        return await fence_once(self.store, Fence(self.binding, self.ledger, logs, audit))
 
     def block(self, topic: TopicName, *entries: bytes, counts: list[int] | None = None) -> Block:
         """Return the next block of the topic."""
@@ -326,7 +407,7 @@ async def writer(
     ledger: int = 5,
 ) -> Writer:
     """Return a writer whose binding is stamped on the present dataset."""
-    binding = Binding(bucket, world.replid(), generation, owner, version)
+    binding = Binding(bucket, world.replid(bucket), generation, owner, version)
     assert await stamp_anew(store, binding) is Outcome.DONE
     return Writer(store, binding, ledger)
 

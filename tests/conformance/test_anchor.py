@@ -23,9 +23,9 @@ from tests.cluster.accounts import broker_account
 from onewriter_broker.anchor.api import Addresses, Anchor, Record, Versioned
 from onewriter_broker.anchor.file import VERSIONS_KEPT, FileAnchor
 from onewriter_broker.anchor.kubernetes import KubernetesAnchor
-from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.kubernetes_api import KubernetesApi
 from onewriter_core.errors import ConfigurationError, Unavailable
+from onewriter_testing.memory_anchor import MemoryAnchor
 
 Opener = Callable[[], Anchor]
 
@@ -159,7 +159,7 @@ async def test_a_closed_client_leaves_the_record(open_anchor: Opener) -> None:
 # Memory.
 
 
-async def test_a_memory_anchor_that_is_away_says_so() -> None:
+async def test_an_unreachable_memory_anchor_raises() -> None:
     anchor = MemoryAnchor()
     anchor.reachable = False
     with pytest.raises(Unavailable):
@@ -387,7 +387,7 @@ async def test_a_closed_anchor_is_unavailable(tmp_path: Path) -> None:
         await anchor.read(0)
 
 
-async def test_files_of_other_kinds_are_left_alone(tmp_path: Path) -> None:
+async def test_files_of_other_kinds_stay(tmp_path: Path) -> None:
     anchor = FileAnchor(tmp_path)
     await set_record(anchor, 0, FULL)
     (tmp_path / "bucket-00" / "notes.txt").write_text("hello")

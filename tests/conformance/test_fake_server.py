@@ -10,8 +10,8 @@ import pytest
 import redis
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.log.store.fake.commands import CommandError
-from onewriter_broker.log.store.fake.server import FakeNode, FakeServer
+from onewriter_testing.fake_store.commands import CommandError
+from onewriter_testing.fake_store.server import FakeNode, FakeServer
 
 SEEDS = 60
 COMMANDS = 60
@@ -220,7 +220,7 @@ def test_an_unknown_script_is_an_error() -> None:
         node.scripts.evaluate(b"0" * 40, [], [], node.call())
 
 
-def test_replicas_and_restarts_stand_behind_whole_units() -> None:
+def test_replicas_and_restarts_contain_only_whole_scripts() -> None:
     server = FakeServer()
     replica = server.add_replica("replica")
     replica.holds_replication = True

@@ -54,7 +54,7 @@ def test_the_client_introduces_itself(recording: bytes) -> None:
     assert not connect.feature_flags.supports_topic_watchers
 
 
-def test_producers_ask_as_the_client_was_told(recording: bytes) -> None:
+def test_producers_send_the_configured_request(recording: bytes) -> None:
     producers = [
         command for command, _ in conversation(recording) if isinstance(command, pb.CommandProducer)
     ]

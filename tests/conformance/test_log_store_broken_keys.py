@@ -6,7 +6,14 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.conformance.log_store_worlds import BUCKETS, World, Writer, topics_of_bucket, writer
+from tests.conformance.log_store_worlds import (
+    BUCKETS,
+    World,
+    Writer,
+    append_all,
+    topics_of_bucket,
+    writer,
+)
 
 from onewriter_broker.log.store.api import BrokenKey, LogStore, Outcome
 from onewriter_broker.log.store.keys import Keys
@@ -31,19 +38,19 @@ async def positions(store: LogStore, topic: TopicName) -> list[str]:
 async def test_a_broken_key_stops_its_own_log_and_no_other(
     world: World, store: LogStore, key: str
 ) -> None:
-    mine = await writer(world, store)
-    there = await writer(world, store, bucket=1)
-    await mine.fence(TOPIC, OTHER)
-    await there.fence(ELSEWHERE)
+    own = await writer(world, store)
+    other_bucket = await writer(world, store, bucket=1)
+    await own.fence(TOPIC, OTHER)
+    await other_bucket.fence(ELSEWHERE)
     world.put_foreign_key(key)
     blocks = [
-        mine.appending(OTHER, b"before"),
-        mine.appending(TOPIC, b"1"),
-        there.appending(ELSEWHERE, b"elsewhere"),
-        mine.appending(TOPIC, b"2"),
-        mine.appending(OTHER, b"behind"),
+        own.appending(OTHER, b"before"),
+        own.appending(TOPIC, b"1"),
+        other_bucket.appending(ELSEWHERE, b"elsewhere"),
+        own.appending(TOPIC, b"2"),
+        own.appending(OTHER, b"behind"),
     ]
-    one, broken, two, broken_too, three = await store.append(blocks)
+    one, broken, two, broken_too, three = await append_all(store, blocks)
     assert [one, two, three] == [Outcome.DONE] * 3
     for answer in (broken, broken_too):
         assert isinstance(answer, BrokenKey)
@@ -56,14 +63,14 @@ async def test_a_broken_key_stops_its_own_log_and_no_other(
 async def test_a_broken_bucket_record_stops_its_bucket_and_no_other(
     world: World, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    there = await writer(world, store, bucket=1)
-    await mine.fence(TOPIC, OTHER)
-    await there.fence(ELSEWHERE)
+    own = await writer(world, store)
+    other_bucket = await writer(world, store, bucket=1)
+    await own.fence(TOPIC, OTHER)
+    await other_bucket.fence(ELSEWHERE)
     world.put_foreign_key(UNIT)
-    blocks = [mine.appending(TOPIC, b"1"), there.appending(ELSEWHERE, b"1")]
-    blocks.append(mine.appending(OTHER, b"1"))
-    broken, done, broken_too = await store.append(blocks)
+    blocks = [own.appending(TOPIC, b"1"), other_bucket.appending(ELSEWHERE, b"1")]
+    blocks.append(own.appending(OTHER, b"1"))
+    broken, done, broken_too = await append_all(store, blocks)
     assert done is Outcome.DONE
     assert isinstance(broken, BrokenKey)
     assert isinstance(broken_too, BrokenKey)
@@ -73,9 +80,9 @@ async def test_a_broken_bucket_record_stops_its_bucket_and_no_other(
 async def test_a_retry_across_a_break_appends_the_others_once(
     world: World, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC, OTHER)
-    blocks = [mine.appending(OTHER, b"1"), mine.appending(TOPIC, b"1")]
+    own = await writer(world, store)
+    await own.fence(TOPIC, OTHER)
+    blocks = [own.appending(OTHER, b"1"), own.appending(TOPIC, b"1")]
     assert await store.append(blocks) == [Outcome.DONE] * 2
     world.put_foreign_key(LOG)  # and the answer to that call was lost
     done, broken = await store.append(blocks)
@@ -87,9 +94,9 @@ async def test_a_retry_across_a_break_appends_the_others_once(
 async def test_broken_key_is_still_reported_after_a_successor_rejects_the_write(
     world: World, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
-    sent = mine.appending(TOPIC, b"1")
+    own = await writer(world, store)
+    await own.fence(TOPIC)
+    sent = own.appending(TOPIC, b"1")
     await writer(world, store, owner="broker-b", version=2)
     world.put_foreign_key(LOG)
     (broken,) = await store.append([sent])  # it can no longer be decided whether it was stored
@@ -102,10 +109,10 @@ async def test_broken_key_is_still_reported_after_a_successor_rejects_the_write(
 async def test_overwritten_key_is_lost_after_the_foreign_key_is_deleted(
     world: World, store: LogStore, key: str, expected: Outcome
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
+    own = await writer(world, store)
+    await own.fence(TOPIC)
     world.put_foreign_key(key)
-    block = mine.appending(TOPIC, b"1")
+    block = own.appending(TOPIC, b"1")
     (broken,) = await store.append([block])
     assert isinstance(broken, BrokenKey)
     world.delete_key(key)
@@ -119,68 +126,69 @@ async def test_overwritten_key_is_lost_after_the_foreign_key_is_deleted(
 async def test_a_fence_that_meets_a_broken_key_writes_nothing(
     world: World, store: LogStore, key: str
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC, OTHER)
+    own = await writer(world, store)
+    await own.fence(TOPIC, OTHER)
     audited = len(await store.read_audit(0, count=10))
     world.put_foreign_key(key)
-    later = Writer(store, mine.binding, 6)
+    later = Writer(store, own.binding, 6)
     with pytest.raises(BrokenKey) as caught:
         await later.fence(OTHER, TOPIC)
     assert key in str(caught.value)
     assert await positions(store, OTHER) == ["5-0"]
-    assert (await store.read_state(OTHER))["tok"] == mine.token
+    assert (await store.read_state(OTHER))["tok"] == own.token
     if key != AUDIT:
         assert len(await store.read_audit(0, count=10)) == audited
 
 
 async def test_a_broken_log_holds_up_no_other_fence(world: World, store: LogStore) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC, OTHER)
+    own = await writer(world, store)
+    await own.fence(TOPIC, OTHER)
     world.put_foreign_key(LOG)
-    later = Writer(store, mine.binding, 6)
+    later = Writer(store, own.binding, 6)
     with pytest.raises(BrokenKey):
         await later.fence(TOPIC)
     assert await later.fence(OTHER) is Outcome.DONE
 
 
-async def test_a_repaired_log_begins_anew_above_all_that_was_granted(
+async def test_a_repaired_log_begins_above_every_granted_epoch(
     world: World, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
-    await mine.append(TOPIC, b"1")
+    own = await writer(world, store)
+    await own.fence(TOPIC)
+    await own.append(TOPIC, b"1")
     world.put_foreign_key(LOG)
     world.delete_key(LOG)
-    assert await Writer(store, mine.binding, 6).fence(TOPIC, create=False) is Outcome.LOST
-    assert await mine.fence(TOPIC) is Outcome.FENCED  # the state contains the ledger
-    assert await Writer(store, mine.binding, 6).fence(TOPIC) is Outcome.DONE
+    assert await Writer(store, own.binding, 6).fence(TOPIC, create=False) is Outcome.LOST
+    assert await own.fence(TOPIC) is Outcome.FENCED  # the state contains the ledger
+    assert await Writer(store, own.binding, 6).fence(TOPIC) is Outcome.DONE
     assert await positions(store, TOPIC) == ["6-0"]
 
 
 async def test_a_log_pushed_beyond_every_ledger_is_broken_not_overtaken(
     world: World, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC, OTHER)
+    own = await writer(world, store)
+    await own.fence(TOPIC, OTHER)
     world.move_end(TOPIC, Position(10**12, 7))
     with pytest.raises(BrokenKey, match="never opened"):
-        await Writer(store, mine.binding, 6).fence(TOPIC)
-    assert await Writer(store, mine.binding, 9).fence(OTHER) is Outcome.DONE
+        await Writer(store, own.binding, 6).fence(TOPIC)
+    assert await Writer(store, own.binding, 9).fence(OTHER) is Outcome.DONE
     world.move_end(OTHER, Position(9, 50))  # this ledger exists; a later one is accepted
-    assert await Writer(store, mine.binding, 9).fence(OTHER) is Outcome.DONE
-    assert await Writer(store, mine.binding, 8).fence(OTHER) is Outcome.FENCED
+    assert await Writer(store, own.binding, 9).fence(OTHER) is Outcome.DONE
+    assert await Writer(store, own.binding, 8).fence(OTHER) is Outcome.FENCED
 
 
 # --- everything else
 
 
 async def test_every_write_names_the_key_that_it_cannot_use(world: World, store: LogStore) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
-    binding, token, end = mine.binding, mine.token, Position(5, 1)
+    own = await writer(world, store)
+    await own.fence(TOPIC)
+    binding, token, end = own.binding, own.token, Position(5, 1)
     writes: dict[str, list[Callable[[], Awaitable[object]]]] = {
         STATE: [
             lambda: store.set_state(binding, TOPIC, token, {"cursor": "5-1"}),
+            lambda: store.swap_state(binding, TOPIC, token, "witness:t", None, "{}"),
             lambda: store.trim(binding, TOPIC, token, end, {}),
         ],
         AUDIT: [lambda: store.write_audit(binding, {"event": "x"})],
@@ -201,18 +209,18 @@ async def test_every_write_names_the_key_that_it_cannot_use(world: World, store:
 async def test_a_trim_that_cannot_read_the_log_changes_no_state(
     world: World, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
+    own = await writer(world, store)
+    await own.fence(TOPIC)
     world.put_foreign_key(LOG)
     with pytest.raises(BrokenKey, match="WRONGTYPE"):
-        await store.trim(mine.binding, TOPIC, mine.token, Position(5, 1), {"trimmed": "5-1"})
+        await store.trim(own.binding, TOPIC, own.token, Position(5, 1), {"trimmed": "5-1"})
     assert "trimmed" not in await store.read_state(TOPIC)
 
 
 async def test_every_read_names_the_key_that_it_cannot_use(world: World, store: LogStore) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
-    replid = mine.binding.replid
+    own = await writer(world, store)
+    await own.fence(TOPIC)
+    replid = own.binding.replid
     reads: dict[str, list[Callable[[], Awaitable[object]]]] = {
         LOG: [
             lambda: store.read_blocks(TOPIC, EARLIEST, count=1),

@@ -212,7 +212,7 @@ async def test_a_fence_stands_after_a_compaction(world: World, store: LogStore) 
     assert await store.append([stale]) == [Outcome.FENCED]
 
 
-async def test_a_key_that_somebody_replaced_is_named(world: World, store: LogStore) -> None:
+async def test_an_overwritten_key_is_named(world: World, store: LogStore) -> None:
     author = await writer(world, store)
     await author.fence(TOPIC)
     key = Keys(4).compacted(TOPIC, 0)
@@ -227,7 +227,7 @@ async def test_a_key_that_somebody_replaced_is_named(world: World, store: LogSto
         await compacted.read(TOPIC, 0, 0, 1)
 
 
-async def test_a_replica_that_lags_has_the_old_view_whole_or_says_what_it_lacks(
+async def test_a_lagging_replica_has_the_whole_old_view_or_reports_what_is_missing(
     pair: PairWorld,
 ) -> None:
     store = pair.open()

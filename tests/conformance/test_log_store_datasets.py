@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.conformance.log_store_worlds import (
     WORLD_KINDS,
     PairWorld,
+    ServerWorld,
     World,
     Writer,
     open_pair_world,
     topics_of_bucket,
     writer,
 )
+from tests.servers import SERVER_KINDS, running_server
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.store.api import BrokenKey, Durability, LogStore, Outcome
@@ -58,20 +61,41 @@ async def every_write(stale: Writer) -> list[Outcome | BrokenKey]:
 
 
 async def test_a_restart_makes_every_binding_stale(world: World, store: LogStore) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
-    await mine.append(TOPIC, b"1")
+    own = await writer(world, store)
+    await own.fence(TOPIC)
+    await own.append(TOPIC, b"1")
     world.restart()
     fresh = world.open()
-    mine.store = fresh
-    assert await every_write(mine) == [Outcome.REFENCE] * 7
+    own.store = fresh
+    assert await every_write(own) == [Outcome.REFENCE] * 7
     assert await positions(fresh) == ["5-0", "5-1"]
     seen = await fresh.observe([0])
-    assert seen.replid == world.replid() != mine.binding.replid
+    assert seen.replid == world.replid() != own.binding.replid
     # Only the generation can show that this is the registered dataset's continuation.
     assert seen.previous_replid == ""
     assert seen.units[0].generation == 1
     await fresh.close()
+
+
+@pytest.mark.parametrize("kind", SERVER_KINDS)
+async def test_a_primary_forgets_its_identity_when_its_first_replica_connects(
+    kind: str, tmp_path: Path
+) -> None:
+    """Only the note in the bucket's record shows which dataset it was."""
+    with (
+        running_server(kind, listens_on_tcp=True) as primary,
+        running_server(kind, listens_on_tcp=True) as replica,
+    ):
+        store = ServerWorld(tmp_path, primary, None).open()
+        registered = (await store.observe([0])).replid
+        assert await store.note_replid(0, registered, 0, 1) is Outcome.DONE
+        replica.follow(primary)
+        seen = await store.observe([0])
+        assert seen.replid != registered
+        assert seen.previous_replid == ""
+        assert seen.units[0].note == f"{registered}/1"
+        assert await store.note_replid(0, registered, 0, 1) is Outcome.REFENCE
+        await store.close()
 
 
 async def test_a_marker_that_a_torn_file_forgot_lets_no_old_writer_in(
@@ -95,10 +119,10 @@ async def test_a_marker_that_a_torn_file_forgot_lets_no_old_writer_in(
 
 
 async def test_a_store_connects_again_by_itself(world: World, store: LogStore) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
+    own = await writer(world, store)
+    await own.fence(TOPIC)
     world.go_away()
-    lost = mine.appending(TOPIC, b"1")
+    lost = own.appending(TOPIC, b"1")
     for _ in range(2):
         with pytest.raises(Undecided):
             await store.append([lost])
@@ -111,19 +135,19 @@ async def test_a_store_connects_again_by_itself(world: World, store: LogStore) -
 
 
 async def test_an_emptied_dataset_is_lost_not_free(world: World, store: LogStore) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
-    await mine.append(TOPIC, b"1")
+    own = await writer(world, store)
+    await own.fence(TOPIC)
+    await own.append(TOPIC, b"1")
     world.flush_all()
-    assert (await store.observe([0])).replid == mine.binding.replid
-    assert await every_write(mine) == [Outcome.LOST] * 7
+    assert (await store.observe([0])).replid == own.binding.replid
+    assert await every_write(own) == [Outcome.LOST] * 7
     assert (await store.observe([0])).units[0].generation == 0
     assert await positions(store) == []
     # Even after a new stamp, a log that must exist counts as lost until its loss was reported.
-    assert await stamp_anew(store, mine.binding) is Outcome.DONE
-    later = Writer(store, mine.binding, 7)
+    assert await stamp_anew(store, own.binding) is Outcome.DONE
+    later = Writer(store, own.binding, 7)
     assert await later.fence(TOPIC, create=False) is Outcome.LOST
-    assert await store.append([mine.appending(TOPIC, b"2")]) == [Outcome.LOST]
+    assert await store.append([own.appending(TOPIC, b"2")]) == [Outcome.LOST]
     assert await later.fence(TOPIC, create=True) is Outcome.DONE
     assert await positions(store) == ["7-0"]
 
@@ -131,11 +155,11 @@ async def test_an_emptied_dataset_is_lost_not_free(world: World, store: LogStore
 async def test_recovery_reads_come_from_the_named_dataset_or_not_at_all(
     world: World, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
-    await store.set_catalog(mine.binding, {"a": "b"})
-    here = mine.binding.replid
-    assert (await store.read_state(TOPIC, replid=here))["tok"] == mine.token
+    own = await writer(world, store)
+    await own.fence(TOPIC)
+    await store.set_catalog(own.binding, {"a": "b"})
+    here = own.binding.replid
+    assert (await store.read_state(TOPIC, replid=here))["tok"] == own.token
     assert await store.read_catalog(0, replid=here) == {"a": "b"}
     assert len(await store.read_blocks(TOPIC, EARLIEST, count=10, replid=here)) == 1
     elsewhere = "f" * 40
@@ -186,26 +210,26 @@ async def test_a_promoted_replica_that_lags_lets_no_old_writer_in(pair: PairWorl
 
 async def test_replicated_is_promised_only_when_a_replica_has_it(pair: PairWorld) -> None:
     store = pair.open()
-    mine = await writer(pair, store)
-    await mine.fence(TOPIC)
-    await mine.append(TOPIC, b"1")
+    own = await writer(pair, store)
+    await own.fence(TOPIC)
+    await own.append(TOPIC, b"1")
     assert (await store.observe([])).replicas == 1
     assert await committed(store, Durability.REPLICATED)
     assert await committed(store, Durability.ALL_REPLICAS)
     pair.stop_replication()
-    await mine.append(TOPIC, b"2")
+    await own.append(TOPIC, b"2")
     assert not await store.commit(Durability.REPLICATED)
     assert not await store.commit(Durability.ALL_REPLICAS)
     assert await store.commit(Durability.LOCAL)
     await store.close()
 
 
-async def test_a_new_connection_vouches_for_nothing_it_did_not_write(pair: PairWorld) -> None:
+async def test_a_new_connection_confirms_only_its_own_writes(pair: PairWorld) -> None:
     store = pair.open()
-    mine = await writer(pair, store)
-    await mine.fence(TOPIC)
+    own = await writer(pair, store)
+    await own.fence(TOPIC)
     pair.pause_replica()
-    append = await mine.append(TOPIC, b"1")
+    append = await own.append(TOPIC, b"1")
     pair.drop_connections()
     await store.read_state(TOPIC)
     with pytest.raises(Undecided):
@@ -216,7 +240,7 @@ async def test_a_new_connection_vouches_for_nothing_it_did_not_write(pair: PairW
     with pytest.raises(Undecided):
         await store.commit(Durability.REPLICATED, replid="f" * 40)
     pair.resume_replica()
-    assert await committed(store, Durability.REPLICATED, replid=mine.binding.replid)
+    assert await committed(store, Durability.REPLICATED, replid=own.binding.replid)
     await store.close()
 
 
@@ -224,25 +248,25 @@ async def test_another_write_on_the_new_connection_does_not_make_it_vouch(
     pair: PairWorld,
 ) -> None:
     store = pair.open()
-    mine = await writer(pair, store)
-    await mine.fence(TOPIC)
-    await mine.append(TOPIC, b"1")
+    own = await writer(pair, store)
+    await own.fence(TOPIC)
+    await own.append(TOPIC, b"1")
     pair.drop_connections()
     await store.read_state(TOPIC)
-    assert await set_cursor(mine) is Outcome.DONE
+    assert await set_cursor(own) is Outcome.DONE
     with pytest.raises(Undecided):
         await store.commit(Durability.REPLICATED)
     await store.close()
 
 
-async def test_a_repeated_fence_is_vouched_for_like_the_first(pair: PairWorld) -> None:
+async def test_a_repeated_fence_is_confirmed_like_the_first(pair: PairWorld) -> None:
     store = pair.open()
-    mine = await writer(pair, store)
+    own = await writer(pair, store)
     pair.pause_replica()
-    await mine.fence(TOPIC)
+    await own.fence(TOPIC)
     pair.drop_connections()
     await store.read_state(TOPIC)
-    assert await mine.fence(TOPIC) is Outcome.DONE
+    assert await own.fence(TOPIC) is Outcome.DONE
     assert not await store.commit(Durability.REPLICATED)
     pair.resume_replica()
     assert await committed(store, Durability.REPLICATED)
@@ -262,8 +286,8 @@ async def set_cursor(mine: Writer) -> Outcome:
 async def test_local_is_promised_by_a_file_synced_on_every_write(
     world: World, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    assert await mine.fence(TOPIC) is Outcome.DONE
+    own = await writer(world, store)
+    assert await own.fence(TOPIC) is Outcome.DONE
     assert await store.commit(Durability.NONE)
-    assert await store.commit(Durability.LOCAL, replid=mine.binding.replid)
+    assert await store.commit(Durability.LOCAL, replid=own.binding.replid)
     assert not await store.commit(Durability.REPLICATED)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.log_store_worlds import BUCKETS, World, Writer, topics_of_bucket, writer
+from tests.stamps import fence_once
 
 from onewriter_broker.log.store.api import (
     Append,
@@ -52,7 +53,7 @@ async def leads(
         "generation": str(mine.binding.generation if generation is None else generation),
     }
     log = FencedLog(GUARDING, create=True, marker={}, state=state)
-    assert await mine.store.fence(Fence(mine.binding, epoch, (log,), {})) is DONE
+    assert await fence_once(mine.store, Fence(mine.binding, epoch, (log,), {})) is DONE
 
 
 def guarded(append: Append, guard: Guard, *, again: bool = False) -> Append:
@@ -101,7 +102,7 @@ async def test_a_block_with_another_epoch_is_refused(
     assert await stored(mine.store) == []
 
 
-async def test_a_tenure_that_nobody_may_resume_guards_nothing(mine: Writer) -> None:
+async def test_a_tenure_without_a_right_to_resume_guards_nothing(mine: Writer) -> None:
     await leads(mine, 7, tenure=0)
     append = guarded(mine.appending(TARGET, b"a"), epoch(7))
     assert await mine.store.append([append]) == [STALE]
@@ -117,33 +118,34 @@ async def test_a_log_that_was_not_fenced_since_the_dataset_was_registered_guards
 ) -> None:
     before = await writer(world, store, version=1, generation=1)
     await leads(before, 7)
-    mine = await writer(world, store, version=2, generation=2, ledger=9)
-    await mine.fence(TARGET)
-    append = guarded(mine.appending(TARGET, b"a"), epoch(7))
+    own = await writer(world, store, version=2, generation=2, ledger=9)
+    await own.fence(TARGET)
+    append = guarded(own.appending(TARGET, b"a"), epoch(7))
     assert await store.append([append]) == [AHEAD]
-    later = Writer(store, mine.binding, 10)
+    later = Writer(store, own.binding, 10)
     await leads(later, 10, tenure=7)
     assert await store.append([append]) == [DONE]
 
 
-async def test_a_guard_whose_key_is_broken_harms_nobody_but_its_block(
-    world: World, mine: Writer
-) -> None:
+async def test_a_broken_guard_key_fails_only_its_block(world: World, mine: Writer) -> None:
     world.put_foreign_key(Keys(BUCKETS).state(GUARDING))
     append = guarded(mine.appending(TARGET, b"a"), epoch(7))
     assert await mine.store.append([append]) == [AHEAD]
     assert await mine.store.append([dataclasses.replace(append, guard=None)]) == [DONE]
 
 
-async def test_behind_a_refused_block_the_log_waits_and_the_others_do_not(mine: Writer) -> None:
+@pytest.mark.parametrize(("expected", "answer"), [(6, STALE), (8, AHEAD)])
+async def test_after_a_refused_block_the_log_waits_and_other_logs_continue(
+    mine: Writer, expected: int, answer: Outcome
+) -> None:
     await leads(mine, 7)
     first = mine.appending(TARGET, b"in", never_sent=True)
-    refused = guarded(mine.appending(TARGET, b"out"), epoch(6))
-    behind = mine.appending(TARGET, b"waits", never_sent=True)
+    refused = guarded(mine.appending(TARGET, b"out"), epoch(expected))
+    later = mine.appending(TARGET, b"waits", never_sent=True)
     last = guarded(mine.appending(TARGET, b"waits, too"), epoch(7))
     elsewhere = mine.appending(OTHER, b"other log", never_sent=True)
-    answers = await mine.store.append([first, refused, behind, last, elsewhere])
-    assert answers == [DONE, STALE, HELD, HELD, DONE]
+    answers = await mine.store.append([first, refused, later, last, elsewhere])
+    assert answers == [DONE, answer, HELD, HELD, DONE]
     assert await stored(mine.store) == ["5-1"]
 
 
@@ -151,8 +153,8 @@ async def test_the_position_of_a_refused_block_is_free_again(world: World, mine:
     await leads(mine, 7)
     following = Writer(mine.store, mine.binding, 5)
     refused = guarded(mine.appending(TARGET, b"out"), epoch(6))
-    behind = mine.appending(TARGET, b"waits", never_sent=True)
-    assert await mine.store.append([refused, behind]) == [STALE, HELD]
+    later = mine.appending(TARGET, b"waits", never_sent=True)
+    assert await mine.store.append([refused, later]) == [STALE, HELD]
     await following.append(TARGET, b"waits")
     assert await stored(mine.store) == ["5-1"]
     assert await mine.store.append([again(refused)]) != [DONE], "a copy that comes late"
@@ -166,18 +168,18 @@ async def test_a_block_that_is_there_counts_although_its_guard_is_over(mine: Wri
     append = guarded(mine.appending(TARGET, b"a"), epoch(7))
     assert await mine.store.append([append]) == [DONE]
     await leads(mine, 8)
-    behind = mine.appending(TARGET, b"b")
-    assert await mine.store.append([again(append), behind]) == [DONE, DONE]
+    later = mine.appending(TARGET, b"b")
+    assert await mine.store.append([again(append), later]) == [DONE, DONE]
     assert await stored(mine.store) == ["5-1", "5-2"]
 
 
-async def test_a_block_that_is_not_there_may_still_come_in_so_nothing_definite_is_said(
+async def test_an_absent_block_may_still_arrive_so_the_result_stays_unknown(
     mine: Writer,
 ) -> None:
     await leads(mine, 7)
     append = guarded(mine.appending(TARGET, b"a"), epoch(6))
-    behind = mine.appending(TARGET, b"b")
-    assert await mine.store.append([again(append), behind]) == [REFENCE, REFENCE]
+    later = mine.appending(TARGET, b"b")
+    assert await mine.store.append([again(append), later]) == [REFENCE, REFENCE]
     assert await stored(mine.store) == []
 
 
@@ -186,11 +188,11 @@ async def test_a_block_held_behind_a_refused_one_is_in_doubt_if_it_was_sent_befo
 ) -> None:
     await leads(mine, 7)
     refused = guarded(mine.appending(TARGET, b"out"), epoch(6))
-    behind = mine.appending(TARGET, b"sent before")
-    assert await mine.store.append([refused, behind]) == [STALE, REFENCE]
+    later = mine.appending(TARGET, b"sent before")
+    assert await mine.store.append([refused, later]) == [STALE, REFENCE]
 
 
-async def test_behind_the_next_ledger_a_late_copy_is_harmless(mine: Writer) -> None:
+async def test_after_the_next_ledger_a_late_copy_is_harmless(mine: Writer) -> None:
     """Why REFENCE is the right answer: whatever happens to the guard, the marker rejects the copy."""
     await leads(mine, 7)
     append = again(guarded(mine.appending(TARGET, b"a"), epoch(9)))
@@ -220,7 +222,7 @@ async def test_floors_of_several_guards_are_apart(mine: Writer) -> None:
     assert await mine.store.append([guarded(mine.appending(TARGET, b"b"), other)]) == [DONE]
 
 
-async def test_in_one_call_a_floor_counts_for_what_comes_behind(mine: Writer) -> None:
+async def test_within_one_call_a_floor_applies_to_later_blocks(mine: Writer) -> None:
     appends = [
         guarded(mine.appending(TARGET, b"a"), floor(6)),
         guarded(mine.appending(TARGET, b"b"), floor(5)),
@@ -241,7 +243,7 @@ async def test_a_fence_raises_floors_and_never_lowers_them(mine: Writer) -> None
     other = dataclasses.replace(floor(9), name="persistent://public/default/else")
     state = {floor(0).floor_field: "5", other.floor_field: "9"}
     log = FencedLog(TARGET, create=False, marker={}, state=state)
-    assert await mine.store.fence(Fence(mine.binding, 8, (log,), {})) is DONE
+    assert await fence_once(mine.store, Fence(mine.binding, 8, (log,), {})) is DONE
     found = await mine.store.read_state(TARGET)
     assert (found[floor(0).floor_field], found[other.floor_field]) == ("6", "9")
 
@@ -250,7 +252,10 @@ async def test_a_fence_sets_more_fields_than_one_command_of_the_server_takes(min
     state = {f"name-{number}": str(number) for number in range(5000)} | {floor(0).floor_field: "5"}
     log = FencedLog(TARGET, create=True, marker={}, state=state)
     request = Fence(mine.binding, 6, (log,), {})
-    assert [await mine.store.fence(request), await mine.store.fence(request)] == [DONE, DONE]
+    assert [await fence_once(mine.store, request), await fence_once(mine.store, request)] == [
+        DONE,
+        DONE,
+    ]
     found = await mine.store.read_state(TARGET)
     assert state.items() <= found.items()
     assert (found["tok"], found["ledger"]) == (mine.binding.token(6), "6")
@@ -318,7 +323,7 @@ async def test_generations_of_a_dropped_ownership_record_are_over(mine: Writer) 
 # --- checks
 
 
-async def test_a_check_says_what_the_log_stands_for(mine: Writer) -> None:
+async def test_a_check_returns_the_epoch_of_the_log(mine: Writer) -> None:
     await leads(mine, 7)
     token = mine.binding.token(7)
     assert await mine.store.check(mine.binding, GUARDING, token) == EpochStatus(7, 7)
@@ -328,7 +333,7 @@ async def test_a_check_says_what_the_log_stands_for(mine: Writer) -> None:
     assert await mine.store.check(mine.binding, GUARDING, token, marks=True) == EpochStatus(8, 7)
 
 
-async def test_a_check_of_somebody_deposed_is_refused(world: World, mine: Writer) -> None:
+async def test_a_check_of_a_deposed_holder_is_refused(world: World, mine: Writer) -> None:
     await leads(mine, 7)
     await writer(world, mine.store, owner="broker-b", version=2)
     token = mine.binding.token(7)

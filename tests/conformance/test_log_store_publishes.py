@@ -104,7 +104,7 @@ async def test_other_blocks_do_not_enter_between_blocks_of_a_publish(mine: Write
 
 
 @pytest.mark.parametrize("left_out", [0, 1], ids=["the first", "the first and the second"])
-async def test_no_part_enters_without_those_in_front_of_it(mine: Writer, left_out: int) -> None:
+async def test_a_part_is_refused_without_the_parts_before_it(mine: Writer, left_out: int) -> None:
     rest = publish(mine)[left_out + 1 :]
     assert await mine.store.append(rest) == [REFENCE] * len(rest)
     assert await positions(mine.store, TOPIC) == ["5-0"]
@@ -143,7 +143,7 @@ async def test_the_last_block_binds_the_app_to_its_owner(mine: Writer) -> None:
     assert await mine.store.append(publish(mine, version=8, owner="alice")) == [DONE] * 3
 
 
-async def test_each_block_says_who_published_it(mine: Writer) -> None:
+async def test_each_block_names_its_publisher(mine: Writer) -> None:
     by = '{"subject":"alice"}'
     named = [
         dataclasses.replace(each, block=dataclasses.replace(each.block, by=by))
@@ -176,10 +176,10 @@ async def test_a_repetition_changes_nothing(mine: Writer, calls: list[int]) -> N
     assert await mine.store.append(publish(mine, version=8)) == [DONE] * 3
 
 
-async def test_a_repetition_behind_what_came_later_changes_nothing(mine: Writer) -> None:
-    in_front = dataclasses.replace(mine.appending(TOPIC, b"in front"), never_sent=True)
+async def test_a_repeated_part_of_a_publish_changes_nothing(mine: Writer) -> None:
+    earlier = dataclasses.replace(mine.appending(TOPIC, b"in front"), never_sent=True)
     parts = publish(mine)
-    call = [in_front, parts[0], parts[1]]
+    call = [earlier, parts[0], parts[1]]
     assert await mine.store.append(call) == [DONE] * 3
     assert await mine.store.append(again(call)) == [DONE] * 3
     assert (await mine.store.read_state(TOPIC))[OPEN_PUBLISH] == f"{APP}/7 5 2 4 6"
@@ -225,7 +225,7 @@ async def test_a_fence_keeps_what_was_committed(world: World, mine: Writer) -> N
     assert await mine.store.append(publish(successor)) == [STALE, HELD, HELD]
 
 
-async def test_a_repeated_fence_drops_nothing_that_came_behind_it(mine: Writer) -> None:
+async def test_a_repeated_fence_drops_no_later_entry(mine: Writer) -> None:
     mine = Writer(mine.store, mine.binding, 6)
     assert await mine.fence(TOPIC, create=False) is DONE
     parts = publish(mine)
@@ -301,9 +301,9 @@ async def test_a_log_can_be_trimmed_anywhere_around_what_was_dropped_and_stays_l
     for _ in range(2):
         await mine.append(TOPIC, b"before")
     assert await mine.store.append(publish(mine, 5)[:4]) == [DONE] * 4
-    behind = Writer(mine.store, mine.binding, 6)
-    assert await behind.fence(TOPIC, create=False) is DONE
-    await behind.append(TOPIC, b"behind")
+    later = Writer(mine.store, mine.binding, 6)
+    assert await later.fence(TOPIC, create=False) is DONE
+    await later.append(TOPIC, b"behind")
     last = Writer(mine.store, mine.binding, 7)
     assert await last.fence(TOPIC, create=False) is DONE
     await last.append(TOPIC, b"end")

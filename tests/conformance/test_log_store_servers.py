@@ -37,10 +37,10 @@ from onewriter_broker.log.store.redis.primary import RedisSettings, open_primary
 from onewriter_broker.log.store.redis.script_calls import ALL_SCRIPTS
 from onewriter_broker.log.store.redis.server_checks import check_server, judge
 from onewriter_broker.log.store.redis.store import RedisLogStore
-from onewriter_broker.testing.ports import free_ports
 from onewriter_core.errors import ConfigurationError, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.store_rights import broker_acl_rules
+from onewriter_testing.ports import free_ports
 
 TOPIC, OTHER = topics_of_bucket(0, 2)
 UNIT = "ow:{b0}:unit"
@@ -72,23 +72,23 @@ async def test_a_stalled_server_is_undecided_and_its_late_work_overtakes_nothing
         world.settings(), call_timeout_seconds=0.5, connect_timeout_seconds=0.5
     )
     patient, store = world.open(), RedisLogStore(settings)
-    mine = await writer(world, patient)
-    await mine.fence(TOPIC)
+    own = await writer(world, patient)
+    await own.fence(TOPIC)
     await patient.close()
     await decided(lambda: store.observe([]))
     world.primary.pause()
-    append = mine.appending(TOPIC, b"1")
+    append = own.appending(TOPIC, b"1")
     with pytest.raises(Undecided):
         await store.append([append])
     with pytest.raises(Undecided):
-        await store.set_state(mine.binding, TOPIC, mine.token, {"cursor": "old"})
+        await store.set_state(own.binding, TOPIC, own.token, {"cursor": "old"})
     with pytest.raises(Undecided):
-        await store.set_catalog(mine.binding, {"topic": "{}"})
+        await store.set_catalog(own.binding, {"topic": "{}"})
     world.primary.resume()
-    assert await decided(lambda: store.set_catalog(mine.binding, {})) is Outcome.DONE
+    assert await decided(lambda: store.set_catalog(own.binding, {})) is Outcome.DONE
     catalog = await decided(lambda: store.read_catalog(0))  # the final contents, whatever they are
     fields = {"cursor": "new"}
-    setting = decided(lambda: store.set_state(mine.binding, TOPIC, mine.token, fields))
+    setting = decided(lambda: store.set_state(own.binding, TOPIC, own.token, fields))
     assert await setting is Outcome.DONE
     assert await decided(lambda: store.append([append])) == [Outcome.DONE]
     await asyncio.sleep(0.05)
@@ -108,8 +108,8 @@ async def test_a_new_connection_has_the_server_forget_the_old_one_first(
     await asyncio.wait_for(first.connection.wait_closed(), PATIENCE_SECONDS)
     assert beside.connection.is_open
     # Client ids of another server process have no meaning here.
-    stranger = dataclasses.replace(beside, run_id="of another process")
-    third = await open_primary(world.settings(), replaces=stranger)
+    other = dataclasses.replace(beside, run_id="of another process")
+    third = await open_primary(world.settings(), replaces=other)
     assert await beside.connection.submit(["CLIENT", "ID"]) == beside.client_id
     for primary in (beside, second, third):
         primary.connection.close()
@@ -117,10 +117,10 @@ async def test_a_new_connection_has_the_server_forget_the_old_one_first(
 
 
 async def test_forgotten_scripts_are_loaded_again(world: ServerWorld, store: LogStore) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
+    own = await writer(world, store)
+    await own.fence(TOPIC)
     world.primary.command("SCRIPT", "FLUSH")
-    append = mine.appending(TOPIC, b"1")
+    append = own.appending(TOPIC, b"1")
     with pytest.raises(Undecided, match="NOSCRIPT"):
         await store.append([append])
     assert await store.append([append]) == [Outcome.DONE]
@@ -129,9 +129,9 @@ async def test_forgotten_scripts_are_loaded_again(world: ServerWorld, store: Log
 async def test_a_full_server_refuses_whole_calls_and_takes_them_later(
     world: ServerWorld, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
-    append = mine.appending(TOPIC, b"1")
+    own = await writer(world, store)
+    await own.fence(TOPIC)
+    append = own.appending(TOPIC, b"1")
     world.primary.command("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(Undecided, match="OOM"):
         await store.append([append])
@@ -142,14 +142,14 @@ async def test_a_full_server_refuses_whole_calls_and_takes_them_later(
 
 
 async def test_a_foreign_entry_in_a_log_is_named(world: ServerWorld, store: LogStore) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
+    own = await writer(world, store)
+    await own.fence(TOPIC)
     key = f"ow:{{b0}}:log:{TOPIC}"
     world.primary.command("XADD", key, "5-1", "hello", "world")
     with pytest.raises(MalformedBlock, match="5-1"):
         await store.read_blocks(TOPIC, EARLIEST, count=10)
     # Another block than this one has the position.
-    assert await store.append([mine.appending(TOPIC, b"1")]) == [Outcome.FENCED]
+    assert await store.append([own.appending(TOPIC, b"1")]) == [Outcome.FENCED]
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ async def test_a_foreign_entry_in_a_log_is_named(world: ServerWorld, store: LogS
 async def test_a_number_that_is_none_breaks_its_key(
     world: ServerWorld, store: LogStore, key: str, field: str
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
+    own = await writer(world, store)
+    await own.fence(TOPIC)
     world.primary.command("HSET", key, field, "many")
     with pytest.raises(BrokenKey, match=re.escape(f"{key}: {field}")):
-        await Writer(store, mine.binding, 6).fence(TOPIC)
+        await Writer(store, own.binding, 6).fence(TOPIC)
     assert await positions(store) == ["5-0"]
 
 
@@ -171,66 +171,66 @@ async def test_a_number_that_is_none_breaks_its_key(
 async def test_a_bucket_record_without_numbers_is_neither_seen_nor_stamped(
     world: ServerWorld, store: LogStore, field: str
 ) -> None:
-    mine = await writer(world, store)
+    own = await writer(world, store)
     world.primary.command("HSET", UNIT, field, "many")
     with pytest.raises(BrokenKey, match=UNIT):
-        await store.stamp(mine.binding)
+        await store.stamp(own.binding)
     with pytest.raises(BrokenKey, match=UNIT):
         await store.observe([0])
 
 
-async def test_a_foreign_entry_behind_the_end_can_be_taken_back(
+async def test_a_foreign_entry_after_the_end_can_be_removed(
     world: ServerWorld, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
-    await mine.append(TOPIC, b"1")
+    own = await writer(world, store)
+    await own.fence(TOPIC)
+    await own.append(TOPIC, b"1")
     world.move_end(TOPIC, Position(10**12, 7))
     with pytest.raises(BrokenKey, match="never opened"):
-        await Writer(store, mine.binding, 6).fence(TOPIC)
+        await Writer(store, own.binding, 6).fence(TOPIC)
     key = f"ow:{{b0}}:log:{TOPIC}"
     for entry_id, fields in world.primary.command("XRANGE", key, "-", "+"):
         words = [word for pair in fields.items() for word in pair]
         world.primary.command("XADD", "copy", entry_id, *words)
     world.primary.command("RENAME", "copy", key)
-    assert await Writer(store, mine.binding, 6).fence(TOPIC) is Outcome.DONE
+    assert await Writer(store, own.binding, 6).fence(TOPIC) is Outcome.DONE
     assert await positions(store) == ["5-0", "5-1", "6-0"]
 
 
-async def test_a_stream_without_room_for_another_id_is_broken(
+async def test_a_stream_without_space_for_another_id_is_broken(
     world: ServerWorld, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC, OTHER)
+    own = await writer(world, store)
+    await own.fence(TOPIC, OTHER)
     world.primary.command("XADD", f"ow:{{b0}}:log:{TOPIC}", f"{2**64 - 1}-{2**64 - 1}", "a", "b")
-    blocks = [mine.appending(TOPIC, b"1"), mine.appending(OTHER, b"1")]
+    blocks = [own.appending(TOPIC, b"1"), own.appending(OTHER, b"1")]
     broken, done = await store.append(blocks)
     assert isinstance(broken, BrokenKey)
     assert done is Outcome.DONE
 
 
 async def test_a_deleted_log_is_lost_and_stays_lost(world: ServerWorld, store: LogStore) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
+    own = await writer(world, store)
+    await own.fence(TOPIC)
     world.primary.command("DEL", f"ow:{{b0}}:log:{TOPIC}")
-    assert await store.append([mine.appending(TOPIC, b"1")]) == [Outcome.LOST]
+    assert await store.append([own.appending(TOPIC, b"1")]) == [Outcome.LOST]
     assert world.primary.command("EXISTS", f"ow:{{b0}}:log:{TOPIC}") == 0
     end = Position(5, 0)
-    assert await store.trim(mine.binding, TOPIC, mine.token, end, {}) is Outcome.LOST
-    assert await Writer(store, mine.binding, 6).fence(TOPIC, create=False) is Outcome.LOST
+    assert await store.trim(own.binding, TOPIC, own.token, end, {}) is Outcome.LOST
+    assert await Writer(store, own.binding, 6).fence(TOPIC, create=False) is Outcome.LOST
 
 
 @pytest.mark.parametrize("lost", ["log", "state"])
 async def test_rest_of_a_log_still_rejects_an_older_ledger(
     world: ServerWorld, store: LogStore, lost: str
 ) -> None:
-    mine = await writer(world, store, ledger=7)
-    await mine.fence(TOPIC)
+    own = await writer(world, store, ledger=7)
+    await own.fence(TOPIC)
     world.primary.command("DEL", f"ow:{{b0}}:{lost}:{TOPIC}")
     for ledger in (6, 7):
-        late = Writer(store, mine.binding, ledger)
+        late = Writer(store, own.binding, ledger)
         assert await late.fence(TOPIC, create=True) is Outcome.FENCED
-    later = Writer(store, mine.binding, 8)
+    later = Writer(store, own.binding, 8)
     assert await later.fence(TOPIC, create=False) is Outcome.LOST
     assert await later.fence(TOPIC, create=True) is Outcome.DONE
 
@@ -238,22 +238,22 @@ async def test_rest_of_a_log_still_rejects_an_older_ledger(
 async def test_the_token_alone_refuses_where_positions_would_not(
     world: ServerWorld, store: LogStore
 ) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
+    own = await writer(world, store)
+    await own.fence(TOPIC)
     world.primary.command("HSET", f"ow:{{b0}}:state:{TOPIC}", "tok", "6:broker-b")
-    late = dataclasses.replace(mine.appending(TOPIC, b"1"), never_sent=True)
+    late = dataclasses.replace(own.appending(TOPIC, b"1"), never_sent=True)
     assert await store.append([late]) == [Outcome.FENCED]
     assert await positions(store) == ["5-0"]
 
 
 async def test_a_trimmed_log_survives_a_crash(world: ServerWorld, store: LogStore) -> None:
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
+    own = await writer(world, store)
+    await own.fence(TOPIC)
     for _ in range(150):
-        await mine.append(TOPIC, b"x" * 500)
-    newer = Writer(store, mine.binding, 6)
+        await own.append(TOPIC, b"x" * 500)
+    newer = Writer(store, own.binding, 6)
     await newer.fence(TOPIC)
-    await store.trim(mine.binding, TOPIC, newer.token, Position(6, 0), {})
+    await store.trim(own.binding, TOPIC, newer.token, Position(6, 0), {})
     before = await positions(store)
     assert len(before) < 100
     world.primary.command("BGREWRITEAOF")
@@ -270,8 +270,8 @@ async def test_everysec_is_not_local_on_any_server(server_kind: str) -> None:
         facts = await check_server(settings)
         store = RedisLogStore(settings)
         with tempfile.TemporaryDirectory(prefix="ow-") as folder:
-            mine = await writer(ServerWorld(Path(folder), server, None), store)
-        await mine.fence(TOPIC)
+            own = await writer(ServerWorld(Path(folder), server, None), store)
+        await own.fence(TOPIC)
         assert Durability.LOCAL not in judge(facts, Durability.NONE).promises
         assert not await store.commit(Durability.LOCAL)
         assert await store.commit(Durability.NONE)
@@ -297,9 +297,9 @@ async def test_the_broker_user_passes_the_checks_and_can_undo_no_fence(
     assert facts.user == BROKER_USER
     assert facts.allowed == ()
     assert judge(facts, Durability.LOCAL).refusals == ()
-    mine = await writer(world, store)
-    await mine.fence(TOPIC)
-    await mine.append(TOPIC, b"1")
+    own = await writer(world, store)
+    await own.fence(TOPIC)
+    await own.append(TOPIC, b"1")
     client = redis.Redis(
         unix_socket_path=str(world.primary.path), username=BROKER_USER, password=BROKER_PASSWORD
     )
@@ -353,7 +353,7 @@ def may_run(server: StoreServer, words: list[str]) -> bool:
     return b"permissions to run" not in answer
 
 
-async def test_an_acl_user_that_may_delete_is_found_out(world: ServerWorld) -> None:
+async def test_an_acl_user_with_the_right_to_delete_is_detected(world: ServerWorld) -> None:
     world.primary.command("ACL", "SETUSER", "broad", "on", f">{PASSWORD}", "~*", "+@all")
     settings = dataclasses.replace(world.settings(), username="broad", password=PASSWORD)
     facts = await check_server(settings)
@@ -374,7 +374,7 @@ async def test_a_wrong_password_is_a_clear_answer(world: ServerWorld) -> None:
 @pytest.mark.parametrize(
     "url", ["", "http://x", "rediss://x:1/2", "redis://x:port", "redis://x/3", "redis://u:p@x:1/2"]
 )
-async def test_a_url_that_cannot_be_used_says_what_to_write(url: str) -> None:
+async def test_an_unusable_url_is_refused_with_the_valid_form(url: str) -> None:
     store = RedisLogStore(RedisSettings(url=url))
     with pytest.raises(ConfigurationError) as refusal:
         await store.observe([])
@@ -392,22 +392,22 @@ async def test_a_demoted_primary_is_left_for_the_new_one(server_kind: str) -> No
     ):
         pair = ServerWorld(Path(folder), primary, replica)
         store = pair.open()
-        mine = await writer(pair, store)
-        await mine.fence(TOPIC)
+        own = await writer(pair, store)
+        await own.fence(TOPIC)
         while not await store.commit(Durability.REPLICATED):
             pass  # the bucket's record must have been replicated too
         replica.promote()
         primary.follow(replica)
-        append = mine.appending(TOPIC, b"1")
+        append = own.appending(TOPIC, b"1")
         assert await store.append([append]) == [Outcome.REFENCE]
-        stale = dataclasses.replace(mine.binding, replid=primary.replid())
+        stale = dataclasses.replace(own.binding, replid=primary.replid())
         with pytest.raises(Undecided, match="READONLY"):
             await store.stamp(stale)
         with pytest.raises(Undecided, match="not a primary"):
             await store.observe([0])
         pair.fail_over()
         assert await store.append([append]) == [Outcome.REFENCE]
-        assert (await store.observe([0])).previous_replid == mine.binding.replid
+        assert (await store.observe([0])).previous_replid == own.binding.replid
         await store.close()
 
 
@@ -485,11 +485,11 @@ async def test_the_reader_in_the_documentation_reads_a_log(
     topic = TopicName.parse(f"persistent://public/default/{local}")
     with tempfile.TemporaryDirectory(prefix="ow-") as folder:
         world = ServerWorld(Path(folder), store_server, None)
-        mine = await writer(world, store, bucket=zlib_bucket(topic))
-    await mine.fence(topic)
+        own = await writer(world, store, bucket=zlib_bucket(topic))
+    await own.fence(topic)
     for number in range(20):
-        await mine.append(topic, b"a%d" % number, b"", b"\x00\xff")
-    await Writer(store, mine.binding, 6).fence(topic)
+        await own.append(topic, b"a%d" % number, b"", b"\x00\xff")
+    await Writer(store, own.binding, 6).fence(topic)
     await store.close()
     printed = run_program(program, store_server.url, str(topic))
     expected = ["5-0 marker of broker-a"]
@@ -512,7 +512,7 @@ def zlib_bucket(topic: TopicName) -> int:
     return RedisLogStore(RedisSettings())._keys.bucket(topic)
 
 
-def test_every_script_says_what_it_takes_and_what_it_keeps() -> None:
+def test_every_script_documents_its_arguments_and_its_invariant() -> None:
     folder = ROOT / "broker" / "onewriter_broker" / "log" / "store" / "scripts"
     scripts = [
         path for path in folder.glob("*.lua") if path.stem not in {"guard", "publish", "blocks"}

@@ -9,7 +9,7 @@ NAME = "persistent://public/default/orders|app/1/0/7"
 PART = StagedPart(3, 2 * CHUNK_BYTES + 5, "abc", 1_700_000_000_000)
 
 
-async def test_a_part_is_read_as_it_was_written_and_goes_with_its_last_chunk(
+async def test_a_part_is_read_as_it_was_written_and_dropped_with_its_last_chunk(
     store: LogStore,
 ) -> None:
     staged = store.staged

@@ -130,14 +130,18 @@ async def test_a_broken_key_keeps_all_out(world: World, mine: Writer) -> None:
     assert await entries(mine.store, ONE) == [0]
 
 
-async def test_an_end_that_somebody_moved_keeps_all_out(world: World, mine: Writer) -> None:
+async def test_a_log_whose_end_another_program_moved_refuses_all_producers(
+    world: World, mine: Writer
+) -> None:
     """Otherwise the first block would be stored before the second one is refused."""
     world.move_end(TWO, Position(7, 1))
     assert await mine.store.append_together(parts(mine, ONE, TWO)) == [HELD, FENCED]
     assert await entries(mine.store, ONE) == [0]
 
 
-async def test_only_what_can_be_stored_together_is_asked_for(world: World, mine: Writer) -> None:
+async def test_only_entries_that_fit_one_call_are_requested_together(
+    world: World, mine: Writer
+) -> None:
     other = await writer(world, mine.store, bucket=1)
     await other.fence(ELSEWHERE)
     with pytest.raises(ValueError, match="one bucket"):

@@ -48,6 +48,8 @@ async def test_zombie_broker_changes_nothing(world: World, store: LogStore, show
     assert await store.trim(zombie.binding, TOPIC, used.token, position, {}) is Outcome.FENCED
     cursor = {"cursor": "5-1"}
     assert await store.set_state(zombie.binding, TOPIC, used.token, cursor) is Outcome.FENCED
+    swapped = await store.swap_state(zombie.binding, TOPIC, used.token, "a", None, "b")
+    assert swapped is Outcome.FENCED
     assert await store.set_catalog(zombie.binding, {"topic": "{}"}) is Outcome.FENCED
     assert await store.set_catalog(zombie.binding, {}) is Outcome.FENCED
     assert await store.write_audit(zombie.binding, {"event": "lie"}) is Outcome.FENCED
@@ -88,6 +90,8 @@ async def test_the_token_of_an_older_ledger_changes_nothing(world: World, store:
     position = Position(6, 0)
     assert await store.trim(older.binding, TOPIC, older.token, position, {}) is Outcome.FENCED
     assert await store.set_state(older.binding, TOPIC, older.token, {"a": "b"}) is Outcome.FENCED
+    swapped = await store.swap_state(older.binding, TOPIC, older.token, "a", None, "b")
+    assert swapped is Outcome.FENCED
     assert await stored_history(store) == before
 
 

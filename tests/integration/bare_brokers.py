@@ -14,7 +14,7 @@ from tests.integration.continuous_writer import (
 )
 from tests.integration.forked_brokers import forked_brokers
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 
 @contextlib.contextmanager

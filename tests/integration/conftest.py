@@ -20,8 +20,8 @@ from tests.integration.raw import RawClient
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
-from onewriter_broker.testing.processes import RUNNING, LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
+from onewriter_testing.processes import RUNNING, LocalBrokers
 
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "2"))
 """How often a campaign repeats its round: about ten times in CI, hundreds of times in a soak."""
@@ -52,6 +52,7 @@ FILES_WITH_PULSAR = (
 
 
 LONG_FILES = (
+    "test_cluster_campaign.py",
     "test_broker_loss.py",
     "test_sidecar.py",
     "test_publish_standstill.py",
@@ -74,6 +75,7 @@ LONG_FILES = (
     "test_map_command.py",
     "test_http_bulk.py",
     "test_watch.py",
+    "test_store_lost.py",
     "test_compaction_failures.py",
     "test_manifests_up.py",
     "test_store_durability.py",

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, RefusedByBroker, eventually
@@ -23,12 +22,12 @@ from onewriter_broker.log.store.api import Block, Marker
 from onewriter_broker.log.store.redis.primary import RedisSettings
 from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.log.topic_log.log import last_position, payloads
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.wire.messages import entry_payload
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import SendReceipt
+from onewriter_testing.processes import LocalBrokers
 
 WINDOW = 16
 """The maximum number of unanswered sends."""
@@ -53,6 +52,10 @@ class ContinuousWriter:
     granted, in order, one for each new producer. ``resumed`` counts the reconnects that kept their epoch.
     """
 
+    window = WINDOW
+    pause_seconds = PAUSE_SECONDS
+    name = "writer"
+
     def __init__(self, topic: str, *brokers: LocalBrokers, mode: Any = EXCLUSIVE) -> None:
         self.topic = topic
         self.acked: dict[bytes, Position] = {}
@@ -71,12 +74,7 @@ class ContinuousWriter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -91,7 +89,7 @@ class ContinuousWriter:
 
         The first values that are acknowledged after the call may have been stored before it.
         """
-        self.has_acked(WINDOW + more)
+        self.has_acked(self.window + more)
 
     def has_acked(self, more: int, *, seconds: float = WAIT_SECONDS) -> None:
         """Wait until this number of further messages is acknowledged."""
@@ -121,16 +119,16 @@ class ContinuousWriter:
             name, generation, reconnects = "", 0, 0
             while not self._is_over.is_set():
                 epoch = self.epochs[-1] if name else None
-                name = name or f"writer-{generation}"
+                name = name or f"{self.name}-{generation}"
                 try:
                     host, port = self._address()
-                    with RawClient((host, port)) as client:
+                    with self._connect((host, port)) as client:
                         producer = client.ask_producer(
                             self.topic, self._mode, name=name, epoch=epoch, reconnects=reconnects
                         ).ready()
                         assert producer.epoch is not None
                         if epoch is None:
-                            self.epochs.append(producer.epoch)
+                            self._granted(producer.epoch)
                         else:
                             assert producer.epoch == epoch, "a resume that changed the epoch"
                             self.resumed += 1
@@ -142,6 +140,7 @@ class ContinuousWriter:
                         # The client does not know the result of unanswered sends; a new producer starts again.
                         self._unanswered.clear()
                         name, generation, reconnects = "", generation + 1, 0
+                        self._fenced()
                     elif not epoch:
                         name = ""
                 except (OSError, TimeoutError, Unavailable) as error:
@@ -150,6 +149,28 @@ class ContinuousWriter:
                 self._is_over.wait(RECONNECT_SECONDS)
         except BaseException as failure:  # noqa: BLE001 - raised again in the thread that waits
             self._failure = failure
+
+    def _connect(self, address: tuple[str, int]) -> RawClient:
+        return RawClient(address)
+
+    def _granted(self, epoch: int) -> None:
+        """Note a new epoch."""
+        self.epochs.append(epoch)
+
+    def _fenced(self) -> None:
+        """React to the end of the present epoch."""
+
+    def _may_publish(self) -> bool:
+        """Whether to send new values."""
+        return True
+
+    def _value(self, producer: RawProducer, number: int) -> bytes:
+        """A value that no other producer sends."""
+        return f"{producer.name}/{number}".encode()
+
+    def _acknowledged(self, value: bytes, position: Position) -> None:
+        """Note a receipt."""
+        self.acked[value] = position
 
     def _address(self) -> tuple[str, int]:
         return named_owner(next(self._brokers), self.topic)
@@ -167,11 +188,11 @@ class ContinuousWriter:
                         lambda: self._receive(client, producer) == 0 or client.is_closed, 5.0
                     )
                 return
-            while len(self._unanswered) < WINDOW:
+            while len(self._unanswered) < self.window and self._may_publish():
                 number = next(self._numbers)
-                self._unanswered[number] = f"{producer.name}/{number}".encode()
+                self._unanswered[number] = self._value(producer, number)
                 producer.send(self._unanswered[number], number)
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(self.pause_seconds)
 
     def _receive(self, client: RawClient, producer: RawProducer) -> int:
         """Read the receipts that have arrived; return the number of unanswered sends."""
@@ -183,7 +204,7 @@ class ContinuousWriter:
             if value is not None:
                 assert receipt.message_id is not None
                 ledger, entry = receipt.message_id.ledger, receipt.message_id.entry
-                self.acked[value] = Position(ledger, entry)
+                self._acknowledged(value, Position(ledger, entry))
         return len(self._unanswered)
 
 

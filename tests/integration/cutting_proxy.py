@@ -11,7 +11,6 @@ import random
 import socket
 import struct
 import threading
-from types import TracebackType
 from typing import Self
 
 PROXY_HOST = "127.0.0.2"
@@ -47,12 +46,7 @@ class CuttingProxy:
         self._run(self._accept)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

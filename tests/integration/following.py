@@ -10,8 +10,8 @@ from typing import Any
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, RawProducer, RefusedByBroker
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError, Unavailable
+from onewriter_testing.processes import LocalBrokers
 
 FOLLOW_SECONDS = 120.0
 PAUSE_SECONDS = 0.05
@@ -19,7 +19,7 @@ PAUSE_SECONDS = 0.05
 
 def at_owner(brokers: LocalBrokers, raw: RawClients, topic: str, *, asked: int = 0) -> RawClient:
     """Connect to the broker that serves the topic now."""
-    return raw(brokers.address(brokers.owner_of(topic, asked=asked)))
+    return raw(brokers.address(brokers.owner_of(topic, through=asked)))
 
 
 def follow(
@@ -73,9 +73,9 @@ def placed(brokers: LocalBrokers, *topics: str, seconds: float = FOLLOW_SECONDS)
     while True:
         try:
             if all(
-                brokers.owner_of(topic, asked=asked) == brokers.target_of(topic)
+                brokers.owner_of(topic, through=request) == brokers.target_of(topic)
                 for topic in topics
-                for asked in range(len(brokers.names))
+                for request in range(len(brokers.names))
             ):
                 return
         except (Unavailable, OSError):

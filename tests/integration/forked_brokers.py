@@ -12,7 +12,7 @@ from tests.integration.forked import fork
 from tests.servers import running_server
 
 from onewriter_broker import process
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 BUCKETS = 8
 """The number of buckets of such brokers. Acquiring the default 64 would be two thirds of the work of a start."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.cluster import binaries
 
-from onewriter_broker.testing.ports import free_ports
+from onewriter_testing.ports import free_ports
 
 BUCKET = "history"
 KEY = "an-access-key"
@@ -56,8 +56,8 @@ def object_store(folder: Path) -> Iterator[ObjectStore]:
     command += ["posix", "--sidecar", str(kept), str(objects)]
     secrets = {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
     log = folder / "log"
-    with log.open("wb") as said:
-        process = subprocess.Popen(command, env=os.environ | secrets, stdout=said, stderr=said)
+    with log.open("wb") as answer:
+        process = subprocess.Popen(command, env=os.environ | secrets, stdout=answer, stderr=answer)
     try:
         _wait(port, process, log)
         yield ObjectStore(port, objects / BUCKET)

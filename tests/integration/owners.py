@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, RawConsumer, full
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.encoding import encode_flow
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.processes import LocalBrokers
 
 Result = pb.CommandOwnResponse.Result
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 
+import tests.integration.recorded_writer  # noqa: F401
+
 import onewriter.sidecar.cli  # noqa: F401
 import onewriter_broker.process  # noqa: F401
 

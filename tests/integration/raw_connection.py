@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from google.protobuf.message import Message
@@ -48,7 +47,9 @@ class RawConnection:
         window: int = 0,
         version: str = "raw-client",
         extensions_version: int = EXTENSIONS_VERSION,
+        seconds_max: float = SECONDS_MAX,
     ) -> None:
+        self._seconds_max = seconds_max
         self.received: list[tuple[Any, bytes]] = []
         self.is_closed = False
         self._changed = threading.Condition()
@@ -62,7 +63,9 @@ class RawConnection:
         if window:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
         try:
+            self.socket.settimeout(seconds_max)
             self.socket.connect(address)
+            self.socket.settimeout(None)
         except OSError:
             self.socket.close()
             raise
@@ -79,12 +82,7 @@ class RawConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _connect(self, token: str, version: str, extensions_version: int) -> None:
@@ -133,7 +131,7 @@ class RawConnection:
         kind: type[Kind],
         where: Callable[[Kind], bool] = lambda _: True,
         *,
-        seconds: float = SECONDS_MAX,
+        seconds: float | None = None,
     ) -> Kind:
         """Take out and return the first command of that kind, received already or still to come."""
         return self.expect_with_payload(kind, where, seconds=seconds)[0]
@@ -143,8 +141,9 @@ class RawConnection:
         kind: type[Kind],
         where: Callable[[Kind], bool] = lambda _: True,
         *,
-        seconds: float = SECONDS_MAX,
+        seconds: float | None = None,
     ) -> tuple[Kind, bytes]:
+        seconds = self._seconds_max if seconds is None else seconds
         deadline = time.monotonic() + seconds
         with self._changed:
             while True:

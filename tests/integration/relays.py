@@ -13,7 +13,7 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import eventually
 
 from onewriter.sidecar.cli import sidecar
-from onewriter_broker.testing.ports import free_ports
+from onewriter_testing.ports import free_ports
 
 STOP_SECONDS_MAX = 120.0
 _METRIC = re.compile(r"^onewriter_sidecar_(relay_\w+(?:\{.*\})?) (\S+)$", re.MULTILINE)

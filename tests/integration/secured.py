@@ -17,8 +17,8 @@ import jwt
 from tests.cluster.pki import Authority
 from tests.integration.forked_brokers import forked_brokers
 
-from onewriter_broker.testing.ports import free_ports
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.ports import free_ports
+from onewriter_testing.processes import LocalBrokers
 
 WRITER, READER, STRANGER, ADMINISTRATOR = "writer", "reader", "stranger", "boss"
 

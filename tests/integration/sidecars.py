@@ -17,7 +17,7 @@ from tests.integration.forked import fork
 from tests.integration.http_calls import Http
 
 from onewriter.sidecar.cli import sidecar
-from onewriter_broker.testing.ports import free_ports
+from onewriter_testing.ports import free_ports
 
 SECONDS_MAX = 120.0
 
@@ -37,11 +37,13 @@ class Sidecar:
         self.port = free_ports(1)
         self.http = Http(f"http://127.0.0.1:{self.port}")
         self.log_path = directory / f"{name}.log"
+        self.key_path = directory / f"{name}.key"
         chosen = {
             "topic": topic,
             "service_url": url,
             "port": self.port,
             "identity": name,
+            "release_key_file": self.key_path,
         } | settings
         self._environment = {
             f"ONEWRITER_SIDECAR_{key.upper()}": str(value) for key, value in chosen.items()
@@ -62,6 +64,16 @@ class Sidecar:
         assert status == 200, body
         return dict(body)
 
+    def serving(self) -> None:
+        """Wait until it answers."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while True:
+            with contextlib.suppress(OSError):
+                self.standing()
+                return
+            assert time.monotonic() < deadline, f"{self.name} does not answer:\n{self.log}"
+            time.sleep(0.01)
+
     def until(self, phase: str, *, connected: bool = True) -> dict[str, Any]:
         """Wait until it is in this phase; return its status then."""
         deadline = time.monotonic() + SECONDS_MAX
@@ -79,6 +91,20 @@ class Sidecar:
 
     def publish(self, content: bytes, session: str, **headers: str) -> tuple[int, Any]:
         return self.http("POST", "/publish", content, Onewriter_Session=session, **headers)
+
+    def release(self, *, rejoin: bool = True) -> tuple[int, Any]:
+        """Request a release with the key that the process has written."""
+        path = f"/release?rejoin={str(rejoin).lower()}"
+        return self.http("POST", path, Authorization=self._authorization)
+
+    def disown(self, group: str, *resources: str) -> tuple[int, Any]:
+        """Request the release of owned resources, with the same key."""
+        body = {"group": group, "resources": resources}
+        return self.http("DELETE", "/own", body, Authorization=self._authorization)
+
+    @property
+    def _authorization(self) -> str:
+        return f"Bearer {self.key_path.read_text().strip()}"
 
     def stream(self, contents: list[bytes], session: str) -> list[Any]:
         """Send a length-prefixed stream; return the lines of the answer."""

@@ -11,12 +11,12 @@ from tests.integration.http_calls import Http
 from tests.integration.leaders import lead_session
 from tests.integration.test_atomic_publish import Reader
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.lead.requests import EXCLUSIVE, Grant
 from onewriter_pipeline.publish import transfer
 from onewriter_pipeline.publish.staging import Publication
 from onewriter_pipeline.publish.transfer import PublishTarget, StagedLog
+from onewriter_testing.processes import LocalBrokers
 
 APP = "job"
 

@@ -26,9 +26,9 @@ from tests.integration.raw import (
     contents_of,
 )
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.processes import LocalBrokers
 
 NOBODY, SHARED_ONES, SHARED_AND_WAITERS, OWNER, OWNER_AND_WAITERS = (
     "nobody",
@@ -128,7 +128,7 @@ def test_every_exclusive_grant_has_a_higher_epoch(
     assert epochs == sorted(set(epochs))
 
 
-def test_the_story_of_upstreams_simple_test(
+def test_the_sequence_of_upstreams_simple_test(
     broker: LocalBrokers, stock: StockClients, raw: RawClients, topic: str
 ) -> None:
     client = stock(broker.service_url)
@@ -165,7 +165,7 @@ def test_the_story_of_upstreams_simple_test(
     ]
 
 
-def test_waiters_behind_shared_producers_come_when_the_last_one_leaves(
+def test_waiters_behind_shared_producers_are_promoted_when_the_last_one_leaves(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     client = raw(broker.address())
@@ -215,17 +215,15 @@ def test_a_ghosts_win_goes_to_the_next_in_line(
 ) -> None:
     """A stock client whose creation timed out answers its later promotion with CLOSE_PRODUCER."""
     owner = raw(broker.address()).producer(topic, EXCLUSIVE)
-    ghost = stock(broker.service_url, operation_timeout_seconds=1)
+    former = stock(broker.service_url, operation_timeout_seconds=1)
     with pytest.raises(pulsar.Timeout):
-        ghost.create_producer(topic, access_mode=Mode.WaitForExclusive)
+        former.create_producer(topic, access_mode=Mode.WaitForExclusive)
     next_in_line = raw(broker.address()).waiter(topic)
     owner.close()
     next_in_line.ready().publish(b"the ghost does not keep it")
 
 
-def test_waiters_that_leave_are_passed_over(
-    broker: LocalBrokers, raw: RawClients, topic: str
-) -> None:
+def test_waiters_that_left_are_skipped(broker: LocalBrokers, raw: RawClients, topic: str) -> None:
     owner = raw(broker.address()).producer(topic, EXCLUSIVE)
     closes, drops = raw(broker.address()), raw(broker.address())
     closing = closes.waiter(topic)
@@ -240,14 +238,21 @@ def test_waiters_that_leave_are_passed_over(
 # ---------------------------------------------------------------- PIP-440
 
 
-def test_a_higher_priority_comes_first_among_equals_the_earlier(
+def test_waiters_are_ordered_by_priority_and_then_by_arrival(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     client = raw(broker.address())
     owner = client.producer(topic, EXCLUSIVE)
-    asked = {"low": 1, "high": 5, "none": None, "also high": 5, "negative": -1, "unreadable": "x"}
+    requests = {
+        "low": 1,
+        "high": 5,
+        "none": None,
+        "also high": 5,
+        "negative": -1,
+        "unreadable": "x",
+    }
     waiters = {}
-    for name, priority in asked.items():
+    for name, priority in requests.items():
         properties = {} if priority is None else {"onewriter.queue-priority": str(priority)}
         waiters[name] = client.waiter(topic, name=name, properties=properties)
     by_field = client.waiter(topic, name="field", priority_field=(14, 3))
@@ -375,15 +380,15 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield brokers
 
 
-def test_claims_say_who_may_write_and_who_comes_first(
+def test_claims_decide_who_may_write_and_with_which_priority(
     guarded: LocalBrokers, raw: RawClients
 ) -> None:
     def client(subject: str) -> RawClient:
         return raw(guarded.address(), token=token(subject))
 
-    for stranger in (client("stranger"), raw(guarded.address())):
+    for unauthorized in (client("stranger"), raw(guarded.address())):
         with pytest.raises(RefusedByBroker) as found:
-            stranger.producer("guarded", WAIT)
+            unauthorized.producer("guarded", WAIT)
         assert found.value.code is ServerError.AUTHORIZATION_ERROR
     owner = client("primary").producer("guarded", WAIT)
     asks_too_much = client("standby").waiter(

@@ -19,9 +19,9 @@ from tests.integration.raw import (
 )
 
 from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName, bucket_of
+from onewriter_testing.processes import LocalBrokers
 
 
 class MovableAnchor:
@@ -57,7 +57,7 @@ def anchor(brokers: LocalBrokers, raw: RawClients, topic: str) -> MovableAnchor:
     return MovableAnchor(brokers.data_directory)
 
 
-def test_grants_go_on_without_the_anchor_while_reserved_ledgers_are_left(
+def test_grants_continue_without_the_anchor_while_reserved_ledgers_are_left(
     brokers: LocalBrokers, raw: RawClients, topic: str, anchor: MovableAnchor
 ) -> None:
     """The topic is released and granted to the next waiter until no ledger is left. Then the grant waits."""
@@ -99,7 +99,7 @@ def test_a_takeover_that_cannot_be_recorded_stops_no_holder(
     names = (f"{topic}-{n}" for n in itertools.count())
     other = next(name for name in names if is_in_the_bucket_of(topic, name, brokers))
     released = raw(brokers.address()).producer(other, EXCLUSIVE)
-    brokers.wait_for_event("grant.unrecorded")
+    brokers.wait_for_event("bucket.grants_unrecorded")
     with pytest.raises(RefusedByBroker) as refused:
         raw(brokers.address()).producer(topic, FENCING)
     assert refused.value.code is ServerError.SERVICE_NOT_READY

@@ -30,7 +30,6 @@ from tests.servers import running_server
 
 import onewriter.sync
 from onewriter_broker.log.store.keys import Keys
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.ids import TopicName
 from onewriter_core.log_format.staged_rows import MAGIC
@@ -38,6 +37,7 @@ from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Conflict, Invalid, MissingPart, PipelineError
 from onewriter_pipeline.lead.requests import Grant
 from onewriter_pipeline.publish.staging import Part, Publication, Staging
+from onewriter_testing.processes import LocalBrokers
 
 APP = "0f3a-query"
 ROWS = 10_000
@@ -106,9 +106,9 @@ def holder(client: Any, topic: str) -> Any:
 
 
 def epoch_of(brokers: LocalBrokers, topic: str) -> int:
-    status, said = Http(brokers.http_url)("GET", f"{OWN}/{topic}")
+    status, answer = Http(brokers.http_url)("GET", f"{OWN}/{topic}")
     assert status == 200
-    return int(said["epoch"])
+    return int(answer["epoch"])
 
 
 # --- what is published
@@ -130,7 +130,7 @@ def test_rows_are_read_once_in_order_with_all_they_had(
     assert {message.producer_name() for message in messages} == {APP}
 
 
-def test_a_version_is_published_once_whoever_asks_however_often(
+def test_a_version_is_published_once_for_any_number_of_requests(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     assert not publish(broker.http_url, topic, 3, rows(0, 10)).is_duplicate
@@ -147,8 +147,8 @@ def test_crossing_publishes_of_one_version_leave_one(
             parts = staged(opened, rows(0, 20_000, 100))
 
         def one(_number: int) -> Publication:
-            with staging(broker.http_url, topic, 1, grant=grant) as mine:
-                return mine.publish(parts)
+            with staging(broker.http_url, topic, 1, grant=grant) as own:
+                return own.publish(parts)
 
         with ThreadPoolExecutor(6) as pool:
             found = list(pool.map(one, range(6)))
@@ -175,7 +175,7 @@ def test_no_rows_are_published_without_a_trace(broker: LocalBrokers, topic: str)
 # --- under an epoch
 
 
-def test_a_publish_stands_among_what_the_holder_sends(
+def test_a_publish_keeps_its_place_among_the_messages_of_the_holder(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     client = stock(broker.service_url)
@@ -212,7 +212,7 @@ def test_a_zombie_publishes_nothing(broker: LocalBrokers, topic: str, stock: Sto
     assert Reader(client, topic).numbers() == [7]
 
 
-def test_a_driver_leads_for_as_long_as_it_publishes_and_deposes_nobody(
+def test_a_driver_leads_while_it_publishes_and_deposes_no_leader(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     client = stock(broker.service_url)
@@ -238,9 +238,7 @@ def test_without_an_epoch_nothing_is_published(broker: LocalBrokers, topic: str)
 # --- what is refused
 
 
-def test_parts_that_are_gone_or_others_are_never_taken_for_empty(
-    broker: LocalBrokers, topic: str
-) -> None:
+def test_missing_or_foreign_parts_never_count_as_empty(broker: LocalBrokers, topic: str) -> None:
     with staging(broker.http_url, topic, 1) as opened:
         (part,) = opened.stage(0, 1, [rows(0, 10)])
         with pytest.raises(MissingPart, match="other content"):
@@ -272,8 +270,8 @@ def test_rows_that_no_client_could_read_are_refused(
     broker: LocalBrokers, topic: str, body: bytes
 ) -> None:
     http = Http(broker.http_url)
-    status, said = http("PUT", f"{OWN}/{topic}/staged/{APP}/1/0/1", body)
-    assert status == 400, said
+    status, answer = http("PUT", f"{OWN}/{topic}/staged/{APP}/1/0/1", body)
+    assert status == 400, answer
 
 
 @pytest.mark.parametrize(
@@ -352,7 +350,7 @@ def test_producers_may_publish_and_only_administrators_forget_apps(
         assert http("POST", f"{OWN}/{topic}/fence", {})[0] == 403
 
 
-def test_whom_no_claim_admits_stages_and_publishes_nothing() -> None:
+def test_a_subject_without_a_claim_stages_and_publishes_nothing() -> None:
     manifest = (
         "apiVersion: onewriter.dev/v1alpha1\nkind: ExclusiveTopic\nmetadata: {name: closed}\n"
         "spec: {access: {requireClaim: true}}\n"
@@ -447,19 +445,19 @@ def test_consumers_see_all_of_a_publish_or_nothing(
     publish(broker.http_url, topic, 1, rows(0, 5))
     reader = Reader(client, topic)
     assert reader.numbers() == list(range(5))
-    asked, said = threading.Event(), []
+    requests, answer = threading.Event(), []
 
     def check() -> None:
-        while not asked.is_set():
-            said.append(len(reader.all()))
-        said.append(len(reader.all()))
+        while not requests.is_set():
+            answer.append(len(reader.all()))
+        answer.append(len(reader.all()))
 
     with ThreadPoolExecutor(1) as pool:
         polling = pool.submit(check)
         publish(broker.http_url, topic, 2, rows(5, 20_000, 1000))
-        asked.set()
+        requests.set()
         polling.result(timeout=120)
-    seen = [count for count in said if count]
+    seen = [count for count in answer if count]
     assert sum(seen) == 20_000
     assert seen == [20_000], "has_message_available ended in the middle of it"
 
@@ -487,5 +485,5 @@ def test_another_broker_takes_over_in_the_middle(topic: str, stock: StockClients
             rows_before += ROWS
             if is_killed:
                 break
-        assert brokers.owner_of(topic, asked=1 - owner) == 1 - owner
+        assert brokers.owner_of(topic, through=1 - owner) == 1 - owner
         assert Reader(client, topic).numbers() == list(range(rows_before))

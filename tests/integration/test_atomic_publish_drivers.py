@@ -11,8 +11,8 @@ from tests.integration.http_calls import OWN, Http
 from tests.integration.leaders import granted
 from tests.integration.test_atomic_publish import APP, Reader, publish, rows, staging
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.errors import Conflict
+from onewriter_testing.processes import LocalBrokers
 
 
 def test_a_version_below_the_last_one_is_refused_with_the_one_that_is_held(
@@ -57,5 +57,5 @@ def test_rows_that_end_in_an_error_leave_nothing_staged(broker: LocalBrokers, to
         pytest.raises(RuntimeError, match="the last row"),
     ):
         opened.stage(0, 0, broken())
-    _, said = Http(broker.http_url)("DELETE", f"{OWN}/{topic}/staged/{APP}/1")
-    assert said == {"dropped": 0}
+    _, answer = Http(broker.http_url)("DELETE", f"{OWN}/{topic}/staged/{APP}/1")
+    assert answer == {"dropped": 0}

@@ -23,12 +23,12 @@ from tests.integration.raw import (
     full,
 )
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.encoding import encode_ack, encode_flow, encode_send_header
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId, SendReceipt
+from onewriter_testing.processes import LocalBrokers
 
 FUZZ_EXAMPLES = 20 * ROUNDS
 CONNECTS = 200 * ROUNDS
@@ -103,7 +103,7 @@ def test_a_command_out_of_order_ends_its_connection(
 
 
 @pytest.mark.usefixtures("other_client")
-def test_everything_but_connect_comes_too_early(broker: LocalBrokers) -> None:
+def test_every_command_before_connect_is_refused(broker: LocalBrokers) -> None:
     for command in (pb.CommandPing(), pb.CommandLookup(topic="t", request_id=1)):
         with unconnected(broker) as client:
             client.write(encode_command(command))
@@ -176,7 +176,7 @@ def test_a_topic_that_cannot_be_is_refused_by_name(
     client.ping()
 
 
-def test_a_wrong_checksum_is_refused_and_the_producer_goes_on(
+def test_a_wrong_checksum_is_refused_and_the_producer_continues(
     broker: LocalBrokers, raw: RawClients, topic: str, other_client: RawProducer
 ) -> None:
     producer = raw(broker.address()).producer(topic, EXCLUSIVE)
@@ -274,10 +274,10 @@ def test_thousands_connect_and_drop(broker: LocalBrokers, topic: str) -> None:
             producer_access_mode=pb.WAIT_FOR_EXCLUSIVE,
         )
     )
-    said = (b"", hello[:7], hello, hello + ask, hello + ask[:9])
+    answer = (b"", hello[:7], hello, hello + ask, hello + ask[:9])
     for number in range(CONNECTS):
         with socket.create_connection(broker.address()) as link:
-            link.sendall(said[number % len(said)])
+            link.sendall(answer[number % len(answer)])
             if number % 2:  # half of them reset, the others close
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with RawClient(broker.address()) as client:

@@ -29,9 +29,9 @@ from tests.integration.raw import (
 from tests.servers import StoreServer, running_server
 
 from onewriter_broker.log.store.keys import Keys
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName
+from onewriter_testing.processes import LocalBrokers
 
 KEYS = Keys(BUCKETS)
 _numbers = itertools.count(1)
@@ -141,8 +141,8 @@ def test_a_log_that_was_overwritten_stops_its_topic_and_no_other(
         assert key in refused.text
         assert "WRONGTYPE" in refused.text
         other.publish(b"goes on")
-    (said,) = [event for event in brokers.events("topic.broken") if event["topic"] == topic]
-    assert key in str(said["reason"])
+    (lines,) = [event for event in brokers.events("topic.broken") if event["topic"] == topic]
+    assert key in str(lines["reason"])
     assert key in status(brokers, topic)["waitingReason"]
     assert "onewriter_topics_broken 1.0" in Http(brokers.http_url)("GET", "/metrics")[1]
 
@@ -157,7 +157,7 @@ def test_a_log_that_was_overwritten_stops_its_topic_and_no_other(
     assert status(brokers, topic)["waitingReason"] == ""
 
 
-def test_a_state_that_was_overwritten_is_written_anew(
+def test_a_state_that_was_overwritten_is_written_again(
     brokers: LocalBrokers,
     store: StoreServer,
     raw: RawClients,
@@ -240,7 +240,7 @@ def test_a_bucket_record_that_was_overwritten_stops_its_bucket_and_no_other(
         other.publish(b"still goes on")
 
 
-def test_a_stock_client_goes_on_by_itself_after_the_repair(
+def test_a_stock_client_continues_by_itself_after_the_repair(
     brokers: LocalBrokers, store: StoreServer, stock: StockClients, topic: str
 ) -> None:
     producer = stock(brokers.service_url).create_producer(

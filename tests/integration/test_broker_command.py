@@ -13,7 +13,7 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import EXCLUSIVE, RawClient, eventually
 from tests.servers import StoreServer
 
-from onewriter_broker.testing.ports import free_ports
+from onewriter_testing.ports import free_ports
 
 PROGRAM = """
 import sys

@@ -25,9 +25,9 @@ from tests.integration.raw import (
 )
 from tests.servers import running_server
 
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError, Unavailable
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 RETURN_SECONDS = 300.0
 """Window for holders that must return before their waiters are promoted: a machine may be slow."""
@@ -61,14 +61,12 @@ def supervised() -> Iterator[LocalBrokers]:
 def is_serving(brokers: LocalBrokers, topic: str, *, number: int) -> bool:
     """Whether that broker reports that it serves the topic."""
     try:
-        return brokers.owner_of(topic, asked=number) == number
+        return brokers.owner_of(topic, through=number) == number
     except (Unavailable, OSError):
         return False
 
 
-def test_lookups_lead_to_the_owner_whoever_is_asked(
-    pair: LocalBrokers, stock: StockClients
-) -> None:
+def test_lookups_at_any_broker_lead_to_the_owner(pair: LocalBrokers, stock: StockClients) -> None:
     topics = [topic_of(pair, number, "found") for number in range(2)]
     placed(pair, *topics)
     for topic in topics:
@@ -80,7 +78,7 @@ def test_lookups_lead_to_the_owner_whoever_is_asked(
         assert contents_of(pair.address(owner), topic) == expected
 
 
-def test_a_producer_at_the_wrong_broker_is_told_to_look_the_topic_up(
+def test_a_producer_at_the_wrong_broker_is_sent_to_a_lookup(
     pair: LocalBrokers, raw: RawClients
 ) -> None:
     topic = topic_of(pair, 0, "elsewhere")
@@ -94,7 +92,7 @@ def time_of(event: dict[str, object]) -> datetime:
     return datetime.fromisoformat(str(event["timestamp"]))
 
 
-def test_the_owner_is_killed_and_its_holder_goes_on_at_the_other_broker(
+def test_the_owner_is_killed_and_its_holder_continues_at_the_other_broker(
     bare: LocalBrokers, stock: StockClients, raw: RawClients
 ) -> None:
     topic = topic_of(bare, 0, "killed")
@@ -141,7 +139,7 @@ def test_the_holder_keeps_its_epoch_although_twenty_prioritised_waiters_were_qui
 
 
 @pytest.mark.parametrize("bare", [1.0], indirect=True)
-def test_a_holder_that_does_not_come_back_loses_to_the_first_waiter(
+def test_a_holder_that_does_not_return_loses_the_topic_to_the_first_waiter(
     bare: LocalBrokers, raw: RawClients
 ) -> None:
     topic = topic_of(bare, 0, "gone")
@@ -187,7 +185,7 @@ def test_a_broker_that_left_in_order_leaves_no_waiting(bare: LocalBrokers, raw: 
     again.ready()
 
 
-def test_a_broker_that_leaves_fails_no_send_and_turns_no_waiter_away(
+def test_a_leaving_broker_fails_no_send_and_refuses_no_waiter(
     bare: LocalBrokers, stock: StockClients
 ) -> None:
     topic = topic_of(bare, 0, "leaves")
@@ -212,7 +210,7 @@ def test_a_broker_that_leaves_fails_no_send_and_turns_no_waiter_away(
     assert contents_of(bare.address(1), topic) == expected
 
 
-def test_a_client_whose_topic_nobody_can_serve_just_now_asks_again_on_the_same_connection(
+def test_a_client_of_an_unserved_topic_retries_on_the_same_connection(
     bare: LocalBrokers, stock: StockClients
 ) -> None:
     """Without the anchor no broker can take over a dead broker's buckets."""

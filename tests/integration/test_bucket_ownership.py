@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.stamps import fence_once
 
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.anchor.file import FileAnchor
-from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.log.store.api import Fence, FencedLog, Outcome
 from onewriter_broker.log.store.redis.primary import RedisSettings
@@ -21,15 +21,16 @@ from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.ownership.acquisition import Holding, adopt_force
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
-from onewriter_broker.ownership.membership import (
+from onewriter_broker.ownership.member_observer import (
     BEAT_SECONDS,
     DEAD_SECONDS,
     RETURN_SECONDS,
     SETTLE_SECONDS,
-    Membership,
 )
+from onewriter_broker.ownership.membership import Membership
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import TopicName, bucket_of
+from onewriter_testing.memory_anchor import MemoryAnchor
 
 BUCKETS = 16
 TOPIC = TopicName.parse("orders")
@@ -95,7 +96,7 @@ class Application:
         ledger = await self.buckets.reserve_ledger(BUCKET)
         log = FencedLog(TOPIC, create=True, marker={"note": "x"}, state={})
         fence = Fence(self.holding().binding, ledger, (log,), {"kind": "grant"})
-        assert await self.store.fence(fence) is Outcome.DONE
+        assert await fence_once(self.store, fence) is Outcome.DONE
         await self.buckets.record_grant(BUCKET, ledger)
         return ledger
 
@@ -225,7 +226,7 @@ async def test_broker_that_finds_the_restarted_store_later_keeps_its_buckets(
     )
     log = FencedLog(topic, create=True, marker={"note": "x"}, state={})
     fence = Fence(former.binding, ledger, (log,), {"kind": "grant"})
-    assert await second.store.fence(fence) is Outcome.DONE
+    assert await fence_once(second.store, fence) is Outcome.DONE
     await second.buckets.record_grant(bucket, ledger)
 
     await killed(server)
@@ -255,7 +256,7 @@ async def test_a_zombie_broker_cannot_grant(server: EmbeddedServer, tmp_path: Pa
         await successor.holds(BUCKETS)
         log = FencedLog(TOPIC, create=True, marker={"note": "x"}, state={})
         fence = Fence(zombie.holding().binding, ledger, (log,), {"kind": "grant"})
-        assert await zombie.store.fence(fence) is Outcome.FENCED
+        assert await fence_once(zombie.store, fence) is Outcome.FENCED
         with pytest.raises(Unavailable, match="taken by 'broker-1~x'"):
             await zombie.buckets.record_grant(BUCKET, ledger)
         assert zombie.lost == {BUCKET: LostReason.TAKEN}

@@ -9,8 +9,8 @@ import click.testing
 import pytest
 
 from onewriter import Fenced, check
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import Unavailable
+from onewriter_testing.processes import LocalBrokers
 
 
 def run(*arguments: str) -> click.testing.Result:
@@ -36,7 +36,7 @@ def test_a_topic_that_is_not_declared_is_waited_for(broker: LocalBrokers) -> Non
         *("--service-url", broker.service_url, "--timeout-seconds", "5"),
     )
     assert isinstance(done.exception, Unavailable)
-    reasons = [line for line in done.output.splitlines() if "not yet:" in line]
+    reasons = [line for line in done.output.splitlines() if "refused, retrying:" in line]
     assert reasons
     assert len(set(reasons)) == len(reasons), "once for the same reason"
 
@@ -67,7 +67,7 @@ class Unfaithful:
 @pytest.mark.parametrize(
     ("client", "words"),
     [
-        (Unfaithful(7, 7, is_refused=True), "the epoch went from 7 to 7"),
+        (Unfaithful(7, 7, is_refused=True), "did not raise the epoch: it was 7 and is 7"),
         (Unfaithful(7, 8, is_refused=False), "published at 1:1 after it was deposed"),
         (Unfaithful(7, 8, 9, is_refused=True), "epoch 7 deposed its successor"),
     ],

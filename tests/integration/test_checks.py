@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from onewriter import AccessMode, Client, ProducerOptions, Refused, ServerError
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE)
 FENCING = ProducerOptions(access_mode=AccessMode.EXCLUSIVE_WITH_FENCING)
@@ -24,7 +24,7 @@ async def test_a_check_knows_who_leads(broker: LocalBrokers, topic: str) -> None
         assert (await client.check(topic, second.epoch)).is_current
 
 
-async def test_a_check_is_behind_what_was_acknowledged_before(
+async def test_a_check_covers_entries_acknowledged_before_it(
     broker: LocalBrokers, topic: str
 ) -> None:
     async with Client(broker.service_url) as client, Client(broker.service_url) as other:

@@ -21,7 +21,7 @@ PATIENT = Limits(operation_timeout_seconds=300.0)
 IMPATIENT = Limits(operation_timeout_seconds=6.0)
 
 
-async def test_checks_wait_for_the_replica_and_nobody_else_does(topic: str) -> None:
+async def test_only_checks_wait_for_the_replica(topic: str) -> None:
     manifests = declared((topic, "Replicated"), (f"{topic}-local", "Local"))
     with (
         running_pair() as (primary, replica),

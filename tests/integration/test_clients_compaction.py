@@ -12,7 +12,7 @@ from tests.integration.conftest import StockClients
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import eventually
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
 """Time limit for expected messages: a machine may be slow, and a failing test may take that long."""
@@ -69,7 +69,7 @@ def send_all(producer: Any, messages: list[tuple[str | None, bytes | None]]) -> 
 
 @pytest.mark.parametrize("compression", ["NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"])
 @pytest.mark.parametrize("batched", [False, True])
-def test_each_key_keeps_its_newest_message_where_it_stands(
+def test_each_key_keeps_its_newest_message_at_its_position(
     client: Any, http: Http, topic: str, compression: str, batched: bool
 ) -> None:
     producer = client.create_producer(

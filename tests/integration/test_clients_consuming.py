@@ -16,10 +16,10 @@ from tests.integration.conftest import RawClients, StockClients
 from tests.integration.http_calls import Http
 from tests.integration.raw import FENCING, eventually
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
+from onewriter_testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
 """Time limit for expected messages: a machine may be slow, and a failing test may take that long."""
@@ -68,7 +68,7 @@ def read_all(reader: Any) -> list[int]:
     return found
 
 
-def test_a_durable_subscription_goes_on_where_it_was(
+def test_a_durable_subscription_continues_where_it_was(
     client: Any, topic: str, publish: Callable[..., list[Any]]
 ) -> None:
     publish(20)
@@ -183,13 +183,13 @@ def test_shared_consumers_split_the_messages_and_get_back_what_others_leave(
         for _ in range(2)
     )
     publish(40)
-    mine = [first.receive(RECEIVE_MS) for _ in range(20)]
-    theirs = [second.receive(RECEIVE_MS) for _ in range(20)]
-    assert sorted(int(message.data()) for message in mine + theirs) == list(range(40))
-    for message in mine:
+    own = [first.receive(RECEIVE_MS) for _ in range(20)]
+    other = [second.receive(RECEIVE_MS) for _ in range(20)]
+    assert sorted(int(message.data()) for message in own + other) == list(range(40))
+    for message in own:
         first.acknowledge(message)
     second.close()
-    assert sorted(numbers(first, 20)) == sorted(int(message.data()) for message in theirs)
+    assert sorted(numbers(first, 20)) == sorted(int(message.data()) for message in other)
 
 
 def test_negative_acknowledgements_are_counted(
@@ -229,7 +229,7 @@ def test_parts_of_a_batch_are_acknowledged(
     assert nothing_more(consumer)
 
 
-def test_failover_goes_on_with_the_next_consumer(
+def test_failover_continues_with_the_next_consumer(
     client: Any, topic: str, publish: Callable[..., list[Any]]
 ) -> None:
     anna = client.subscribe(topic, "s", ConsumerType.Failover, consumer_name="anna")

@@ -23,9 +23,9 @@ from bench.pulsar_lab import fetch_jars
 from tests.integration.http_calls import Http
 
 from onewriter import EARLIEST, Client, Compression, ProducerOptions
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.binaries import binaries
 from onewriter_pipeline.publish.hashing import JAVA, MURMUR, partitions_of
+from onewriter_testing.processes import LocalBrokers
 
 pytestmark = (
     pytest.mark.full

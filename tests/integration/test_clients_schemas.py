@@ -19,7 +19,7 @@ from pulsar.schema import (
 from tests.integration.conftest import StockClients
 from tests.integration.http_calls import ADMIN, PERSISTENT, Http
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
 """Time limit for expected messages: a machine may be slow, and a failing test may take that long."""

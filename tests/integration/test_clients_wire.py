@@ -6,11 +6,11 @@ import pytest
 from tests.integration.conftest import RawClients
 from tests.integration.raw import SHARED, contents_of, eventually, full
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.processes import LocalBrokers
 
 
 @pytest.mark.parametrize("num_messages", [0, -1])
@@ -28,7 +28,7 @@ def test_a_send_of_no_messages_ends_its_own_connection_only(
     assert contents_of(broker.address(), topic) == [b"undisturbed"]
 
 
-def test_a_failover_consumer_is_told_whether_it_is_active_once_it_asks_for_messages(
+def test_a_failover_consumer_learns_its_role_with_its_first_permits(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     # Go's client registers a consumer after it has read SUCCESS, and loses what arrives with it.

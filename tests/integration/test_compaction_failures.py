@@ -18,8 +18,8 @@ from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import eventually
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.verify.cli import verify_command
+from onewriter_testing.processes import LocalBrokers
 
 KEYS = 300
 MESSAGES = 4_000

@@ -18,7 +18,7 @@ from tests.integration.test_compaction_failures import holds, read
 from tests.integration.test_desired_state import hang_up
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 MESSAGE_BYTES = 4_000
 MESSAGES = 4_000
@@ -101,7 +101,7 @@ def test_retention_frees_a_store_that_is_nearly_full(
     assert holds(valkey, "kept")
 
 
-def test_a_view_that_does_not_fit_is_told_and_no_key_is_lost(
+def test_a_view_that_does_not_fit_is_reported_and_no_key_is_lost(
     brokers: LocalBrokers, valkey: StoreServer, stock: StockClients
 ) -> None:
     client = stock(brokers.service_url)

@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from bench.compare import deposing, stage, waiting
 from bench.compare.deposing import DEPOSING
 from bench.compare.returning import RETURNING
 from bench.compare.scenario import Scenario, play
-from bench.compare.stage import Side
+from bench.compare.stage import Patience, Side
 from bench.compare.waiting import FROZEN_HOLDER, WAITING
 from tests.integration.conftest import ATTENTIVE
 from tests.integration.forked_brokers import forked_brokers
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 pytestmark = (
     pytest.mark.full
@@ -25,17 +24,8 @@ pytestmark = (
 
 ROUNDS = 3
 
-SECONDS_MAX = 120.0
-
-PATIENCE = (
-    (deposing, "NOTIFIED_SECONDS"),
-    (stage, "HTTP_TIMEOUT_SECONDS"),
-    (stage, "RECEIPT_SECONDS"),
-    (waiting, "PROMOTION_SECONDS"),
-    (waiting, "UNLOAD_SECONDS"),
-    (waiting, "GROUP_SECONDS"),
-)
-"""How long the scenarios wait for what has to come here: what does not may not be the machine's fault."""
+PATIENT = Patience(*6 * (120.0,))
+"""How long the scenarios wait here: what takes longer may be late only because the machine is busy."""
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +39,9 @@ def attentive() -> Iterator[LocalBrokers]:
     "scenario", [*DEPOSING, *RETURNING, *WAITING], ids=lambda scenario: str(scenario.key)
 )
 def test_no_round_of_the_comparison_goes_wrong_here(
-    attentive: LocalBrokers, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+    attentive: LocalBrokers, scenario: Scenario
 ) -> None:
-    for module, name in PATIENCE:
-        monkeypatch.setattr(module, name, SECONDS_MAX)
-    side = Side("onewriter", attentive.address(), attentive.http_url)
+    side = Side("onewriter", attentive.address(), attentive.http_url, PATIENT)
     rounds = 1 if scenario is FROZEN_HOLDER else ROUNDS
     tally = play(scenario, side, rounds)
     assert tally.unfinished == []

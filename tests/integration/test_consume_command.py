@@ -12,8 +12,8 @@ from typing import Any
 from tests.integration.conftest import RawClients
 from tests.integration.raw import eventually
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.command import EXIT_REFUSED, EXIT_USAGE
+from onewriter_testing.processes import LocalBrokers
 
 SECONDS_MAX = 120.0
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))
@@ -54,7 +54,7 @@ def test_existing_messages_are_printed_and_no_subscription_remains(
     assert consume(broker, topic, "--from", third).stdout.split() == ["2", "3", "4"]
 
 
-def test_a_subscription_goes_on_where_it_stood(
+def test_a_subscription_continues_where_it_stood(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     producer = raw(broker.address()).producer(topic)
@@ -76,7 +76,7 @@ def test_contents_that_are_no_text(broker: LocalBrokers, raw: RawClients, topic:
     assert "content" not in message
 
 
-def test_following_prints_what_comes(broker: LocalBrokers, raw: RawClients, topic: str) -> None:
+def test_following_prints_new_messages(broker: LocalBrokers, raw: RawClients, topic: str) -> None:
     process = subprocess.Popen(
         [PROGRAM, "consume", topic, "--follow", "--count", "2", "--from", "latest"],
         env=environment(broker),

@@ -18,8 +18,8 @@ from tests.integration.http_calls import ADMIN, Http
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, contents_of, eventually
 from tests.servers import running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.values import SendReceipt
+from onewriter_testing.processes import LocalBrokers
 
 NOWHERE = (2**64 - 1, 2**64 - 1)
 """The position in the receipt of a duplicate."""
@@ -60,7 +60,7 @@ def receipt_of(client: RawClient, producer: RawProducer, number: int) -> tuple[i
     return tuple(found.message_id.position)  # type: ignore[return-value]  # two numbers
 
 
-def test_a_stock_client_goes_on_where_its_name_left_off(
+def test_a_stock_client_continues_where_its_name_left_off(
     deduplicated: LocalBrokers, stock: StockClients, topic: str
 ) -> None:
     client = stock(deduplicated.service_url)
@@ -156,7 +156,7 @@ def test_a_topic_of_its_own_mind(deduplicated: LocalBrokers, raw: RawClients, to
     assert http("GET", stats)[1]["deduplicationStatus"] == "Enabled"
 
 
-def test_a_waiter_is_told_the_number_when_its_turn_comes(
+def test_a_waiter_learns_the_sequence_when_it_is_granted(
     deduplicated: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     here, there = raw(deduplicated.address()), raw(deduplicated.address())

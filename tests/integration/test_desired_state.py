@@ -16,8 +16,8 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker, eventually
 
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 DESIRED = "/onewriter/v1/desired"
 SECRET = "a secret of at least thirty-two bytes"  # noqa: S105 - a test's
@@ -74,7 +74,7 @@ def status_of(http: Http, name: str) -> Json:
     return found
 
 
-def test_a_pushed_topic_is_there_at_once(
+def test_a_pushed_topic_exists_immediately(
     reported: LocalBrokers, push: Pusher, raw: RawClients
 ) -> None:
     code, answer = push([topic("new", access={"modes": ["Exclusive"], "requireClaim": False})])
@@ -92,7 +92,7 @@ def test_a_pushed_topic_is_there_at_once(
     }
 
 
-def test_a_wrong_push_says_why_and_changes_nothing(push: Pusher) -> None:
+def test_an_invalid_push_reports_why_and_changes_nothing(push: Pusher) -> None:
     push([topic("kept", partitions=2)])
     before = push.http("GET", DESIRED)[1]
     code, answer = push([topic("kept"), topic("wrong", partitions="many"), topic("odd", typo=1)])
@@ -183,8 +183,8 @@ def test_a_topic_that_is_there_without_partitions_gets_none(
         found = status_of(push.http, "single")
         assert (found["partitions"], found["undivided"], len(found["slots"])) == (0, True, 1)
         name = found["name"]
-        said = push.http("POST", "/onewriter/v1/topics", {"topics": [name]})[1]["topics"][name]
-        assert (said["declared"], said["undivided"]) == (True, True)
+        answer = push.http("POST", "/onewriter/v1/topics", {"topics": [name]})[1]["topics"][name]
+        assert (answer["declared"], answer["undivided"]) == (True, True)
         assert push.http("PUT", f"{PERSISTENT}/single/unload")[0] == 204
     for method in ("PUT", "POST"):
         assert push.http(method, f"{PERSISTENT}/single/partitions", 3)[0] == 409
@@ -223,7 +223,9 @@ def test_durability_is_shown_and_counts_from_the_next_ledger(
     assert status_of(push.http, "safe")["durability"] == "None"
 
 
-def test_retention_counts_at_once(reported: LocalBrokers, push: Pusher, raw: RawClients) -> None:
+def test_retention_takes_effect_immediately(
+    reported: LocalBrokers, push: Pusher, raw: RawClients
+) -> None:
     push([topic("short")])
     client = raw(reported.address())
     for number in range(3):  # each in a ledger of its own
@@ -240,7 +242,7 @@ def test_retention_counts_at_once(reported: LocalBrokers, push: Pusher, raw: Raw
     assert before != push.http("GET", internal)[1]
 
 
-def test_a_restarted_broker_goes_on_with_what_it_was_told(raw: RawClients) -> None:
+def test_a_restarted_broker_continues_with_its_desired_state(raw: RawClients) -> None:
     with forked_brokers() as brokers:
         http = Http(brokers.http_url)
         _, answer = Pusher(http)([topic("kept", partitions=3)])
@@ -250,7 +252,7 @@ def test_a_restarted_broker_goes_on_with_what_it_was_told(raw: RawClients) -> No
         assert raw(brokers.address()).partitions("kept") == 3
 
 
-def test_a_kept_state_that_cannot_be_read_is_said_and_left_aside() -> None:
+def test_an_unreadable_state_file_is_reported_and_ignored() -> None:
     with forked_brokers() as brokers:
         http = Http(brokers.http_url)
         Pusher(http)([topic("kept")])
@@ -262,9 +264,7 @@ def test_a_kept_state_that_cannot_be_read_is_said_and_left_aside() -> None:
         assert http("GET", DESIRED)[1]["revision"] is None
 
 
-def test_a_claim_edited_while_its_producer_writes_counts_for_the_next(
-    tmp_path: Path, raw: RawClients
-) -> None:
+def test_an_edited_claim_applies_to_the_next_producer(tmp_path: Path, raw: RawClients) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     token = jwt.encode({"sub": "writer"}, SECRET, algorithm="HS256")
@@ -275,10 +275,10 @@ def test_a_claim_edited_while_its_producer_writes_counts_for_the_next(
         push([guarded], [claim("writers", "guarded", priority=5)])
         client = raw(brokers.address(), token=token)
         holder = client.producer("guarded", EXCLUSIVE)
-        asked = {"onewriter.queue-priority": "9"}
-        client.waiter("guarded", name="before", properties=asked)
+        requests = {"onewriter.queue-priority": "9"}
+        client.waiter("guarded", name="before", properties=requests)
         push([guarded], [claim("writers", "guarded", priority=7)])
-        client.waiter("guarded", name="after", properties=asked)
+        client.waiter("guarded", name="after", properties=requests)
         waiters = status_of(push.http, "guarded")["waiters"]
         assert [(each["producerName"], each["priority"]) for each in waiters] == [
             ("after", 7),

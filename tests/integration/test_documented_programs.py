@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from tests.integration.forked_brokers import forked_brokers
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = "pulsar://127.0.0.1:6650"

@@ -22,7 +22,7 @@ SECONDS_MAX = 300
     ],
     ids=["priorities chosen beforehand", "balanced by two brokers"],
 )
-def test_a_dead_hosts_endpoints_are_spread_and_standbys_left_alone(arguments: list[str]) -> None:
+def test_endpoints_of_a_dead_host_are_spread_and_standbys_stay(arguments: list[str]) -> None:
     played = subprocess.run(
         [sys.executable, str(DEMO), *arguments],
         capture_output=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from examples.run import EXAMPLES, FOLDER, run
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 WITH_THEIR_OWN_BROKERS = {"uptime_checkers/demo"}  # test_example_uptime_checkers.py
 ENDLESS = {"leader_election", "sidecar/leader", "uptime_checkers/checker"}

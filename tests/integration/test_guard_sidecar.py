@@ -9,12 +9,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.integration.conftest import ATTENTIVE, RawClients
+from tests.integration.conftest import ATTENTIVE
 from tests.integration.forked_brokers import forked_brokers
-from tests.integration.raw import FENCING, contents_of, eventually
+from tests.integration.raw import contents_of
 from tests.integration.sidecars import Sidecar, sidecars
-
-from onewriter_broker.testing.processes import LocalBrokers
 
 ZOMBIES = 10
 
@@ -65,18 +63,3 @@ def test_a_frozen_leader_wakes_up_and_writes_nowhere(
             assert (answer["sessionEpoch"], answer["epoch"]) == epochs
         assert contents_of(brokers.address(), other) == [b"before", b"successor"]
         assert contents_of(brokers.address(), topic) == []
-
-
-def test_a_fenced_leader_gets_both_epochs(
-    broker: LocalBrokers, raw: RawClients, topic: str, tmp_path: Path
-) -> None:
-    other = f"{{{topic}}}-audit"
-    with sidecars(tmp_path, broker.service_url, topic, "a") as (writer,):
-        session = writer.lead()
-        assert guarded(writer, other, b"before", session)[0] == 200
-        usurper = raw(broker.address()).producer(topic, FENCING)
-        eventually(lambda: writer.standing()["session"] != session)
-        status, answer = guarded(writer, other, b"after", session)
-        assert (status, answer["stored"], answer["epoch"]) == (409, False, usurper.epoch)
-        assert answer["sessionEpoch"] == int(session.partition("-")[0])
-        assert contents_of(broker.address(), other) == [b"before"]

@@ -21,8 +21,8 @@ from onewriter import (
     Refused,
     ServerError,
 )
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import TopicName, bucket_of
+from onewriter_testing.processes import LocalBrokers
 
 EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE)
 FENCING = ProducerOptions(access_mode=AccessMode.EXCLUSIVE_WITH_FENCING)

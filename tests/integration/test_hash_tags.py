@@ -17,10 +17,10 @@ from tests.integration.raw import EXCLUSIVE, RefusedByBroker
 from tests.servers import running_server
 
 from onewriter_broker.log.store.keys import Keys
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName, bucket_without_tags
+from onewriter_testing.processes import LocalBrokers
 
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))
 ORDERED_SECONDS = 60.0
@@ -52,7 +52,7 @@ def test_a_name_in_braces_is_reached_over_http(
     assert http("DELETE", f"{PERSISTENT}/{path}?force=true")[0] == 204
 
 
-def test_a_topic_of_a_version_without_hash_tags_does_not_begin_anew(raw: RawClients) -> None:
+def test_a_topic_of_a_version_without_hash_tags_does_not_begin_again(raw: RawClients) -> None:
     name = TopicName.parse("{orders}-audit")
     keys = Keys(BUCKETS)
     former = bucket_without_tags(name, keys.buckets)

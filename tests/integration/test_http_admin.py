@@ -16,7 +16,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import ADMIN, OWN, PERSISTENT, Http
 from tests.integration.raw import eventually
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 INFO = {"adminRoles": [], "allowedClusters": ["standalone"]}
 
@@ -66,7 +66,7 @@ def test_tenants_are_checked_as_pulsar_does(http: Http, namespace: str) -> None:
     assert http("GET", f"{ADMIN}/namespaces/{tenant}") == (200, [namespace])
 
 
-def test_a_client_may_use_a_namespace_as_soon_as_it_was_made(
+def test_a_client_may_use_a_namespace_as_soon_as_it_is_created(
     broker: LocalBrokers, http: Http, namespace: str, stock: StockClients
 ) -> None:
     client = stock(broker.service_url)
@@ -95,7 +95,7 @@ def test_a_client_may_use_a_namespace_as_soon_as_it_was_made(
         ("backlogQuota", "POST", {"limitSize": 10_000, "policy": "producer_exception"}),
     ],
 )
-def test_policies_are_given_back_as_they_came(
+def test_policies_are_returned_unchanged(
     http: Http, namespace: str, policy: str, method: str, value: object
 ) -> None:
     path = f"{ADMIN}/namespaces/{namespace}"
@@ -197,7 +197,7 @@ def test_a_topic_in_use_is_deleted_only_by_force(
     producer.send(b"into the topic made anew")
 
 
-def test_stats_tell_who_writes_who_waits_and_what_was_written(
+def test_stats_show_the_holder_the_waiters_and_the_written_entries(
     broker: LocalBrokers, http: Http, topic: str, stock: StockClients, raw: RawClients
 ) -> None:
     client = stock(broker.service_url)
@@ -310,12 +310,12 @@ def test_names_with_a_slash_are_one_topic(http: Http, topic: str) -> None:
         ("POST", "/onewriter/v1/topics/public/default/t/fence", {"ifEpoch": True}, 400),
     ],
 )
-def test_bad_requests_get_a_reason_and_harm_nobody(
+def test_bad_requests_get_a_reason_and_affect_no_other_client(
     http: Http, method: str, path: str, body: object, status: int
 ) -> None:
-    answered, said = http(method, path, body)
+    answered, answer = http(method, path, body)
     assert answered == status
-    assert said["reason"]
+    assert answer["reason"]
     assert http("GET", "/healthz")[0] == 200
 
 

@@ -10,10 +10,10 @@ from tests.integration.conftest import RawClients, StockClients
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import RawProducer
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.processes import LocalBrokers
 
 TEXT = b"a sentence that is long enough to be compressed " * 20
 
@@ -133,7 +133,7 @@ def test_hostile_metadata_does_not_break_a_response(
     assert http("GET", f"{PERSISTENT}/{topic}/ledger/{ledger}/entry/{entry}")[0] == 422
 
 
-def test_a_subscription_is_peeked_behind_what_it_has_acknowledged(
+def test_a_peek_begins_after_the_acknowledged_messages(
     broker: LocalBrokers, http: Http, raw: RawClients, topic: str
 ) -> None:
     client = raw(broker.address())

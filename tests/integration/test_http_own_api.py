@@ -9,6 +9,7 @@ import signal
 import textwrap
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jwt
@@ -18,8 +19,8 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import ADMIN, OWN, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, RefusedByBroker, eventually
 
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 SECRET = secrets.token_hex(32)
 
@@ -81,16 +82,16 @@ def test_a_fence_names_the_epoch_it_ends_and_the_next_in_line_writes(
         {"reason": f"the topic epoch is {holder.epoch}, not {epoch_of(holder) + 1}"},
     )
     holder.publish(b"still the writer")
-    status, said = http("POST", f"{OWN}/{topic}/fence", {"ifEpoch": holder.epoch})
-    assert (status, said["oldEpoch"]) == (200, holder.epoch)
+    status, answer = http("POST", f"{OWN}/{topic}/fence", {"ifEpoch": holder.epoch})
+    assert (status, answer["oldEpoch"]) == (200, holder.epoch)
     holder.closed_by_broker()
     waiter.ready()
-    assert epoch_of(waiter) > said["epoch"] > epoch_of(holder)
+    assert epoch_of(waiter) > answer["epoch"] > epoch_of(holder)
     again = http("POST", f"{OWN}/{topic}/fence", {"ifEpoch": holder.epoch})
     assert again[0] == 412
 
 
-def test_a_handover_goes_to_whom_it_names_and_leaves_no_gap(
+def test_a_handover_grants_the_named_waiter_without_a_gap(
     broker: LocalBrokers, http: Http, topic: str, raw: RawClients
 ) -> None:
     holder = raw(broker.address()).producer(topic, EXCLUSIVE, name="holder")
@@ -103,10 +104,10 @@ def test_a_handover_goes_to_whom_it_names_and_leaves_no_gap(
     )
     low = raw(broker.address()).waiter(topic, name="low")
     assert http("POST", f"{OWN}/{topic}/handover", {"to": "stranger"})[0] == 409
-    status, said = http("POST", f"{OWN}/{topic}/handover", {"to": "low"})
-    assert (status, said["holder"]["producerName"]) == (200, "low")
+    status, answer = http("POST", f"{OWN}/{topic}/handover", {"to": "low"})
+    assert (status, answer["holder"]["producerName"]) == (200, "low")
     low.ready()
-    assert said["epoch"] == epoch_of(low) > epoch_of(holder)
+    assert answer["epoch"] == epoch_of(low) > epoch_of(holder)
     holder.closed_by_broker()
     assert not high.is_ready
     last = http("GET", f"{OWN}/{topic}")[1]["transitions"][-1]
@@ -145,7 +146,7 @@ def test_history_is_read_in_pages_oldest_first(
     assert http("GET", f"{OWN}/never-made/history")[0] == 404
 
 
-def test_a_topic_that_nobody_uses_is_shown_without_being_touched(
+def test_an_unused_topic_is_shown_without_loading_it(
     broker: LocalBrokers, http: Http, topic: str, raw: RawClients
 ) -> None:
     producer = raw(broker.address()).producer(topic, EXCLUSIVE, name="gone")
@@ -200,6 +201,12 @@ def test_topics_are_listed_in_pages(http: Http, topic: str) -> None:
     assert {f"persistent://public/default/{topic}-{n}" for n in range(3)} <= set(names)
 
 
+def figure(http: Http, name: str) -> float:
+    """The sum of a metric's series."""
+    lines = http("GET", "/metrics")[1].splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
 def test_metrics_follow_a_takeover(topic: str, raw: RawClients) -> None:
     with forked_brokers() as broker:  # no earlier client can still have a connection to it
         follow_a_takeover(broker, topic, raw)
@@ -208,10 +215,7 @@ def test_metrics_follow_a_takeover(topic: str, raw: RawClients) -> None:
 def follow_a_takeover(broker: LocalBrokers, topic: str, raw: RawClients) -> None:
     http = Http(broker.http_url)
 
-    def value(name: str) -> float:
-        lines = http("GET", "/metrics")[1].splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
-
+    value = partial(figure, http)
     lost = 'onewriter_fenced_total{reason="ConnectionLost"}'
     before = value(lost), value("onewriter_published_entries_total")
     first = raw(broker.address())
@@ -244,18 +248,22 @@ def stopping() -> Iterator[LocalBrokers]:
         yield brokers
 
 
-def test_readiness_tells_about_the_store_and_the_buckets(stopping: LocalBrokers) -> None:
+def test_readiness_reports_the_store_and_the_buckets(stopping: LocalBrokers) -> None:
     http = Http(stopping.http_url)
     eventually(lambda: http("GET", "/readyz")[0] == 200)
-    status, said = http("GET", "/readyz")
-    assert (status, said["ready"], said["buckets"]["held"]) == (200, True, stopping.buckets)
+    status, answer = http("GET", "/readyz")
+    assert (status, answer["ready"], answer["buckets"]["held"]) == (200, True, stopping.buckets)
     store = stopping.events("embedded.started")[-1]["process_id"]
     os.kill(int(str(store)), signal.SIGSTOP)
-    eventually(lambda: http("GET", "/readyz")[0] == 503)
-    assert "the store does not answer" in http("GET", "/readyz")[1]["problems"]
+    eventually(lambda: http("GET", "/readyz")[1]["store"]["access"] == "LostByAll")
+    status, answer = http("GET", "/readyz")
+    assert (status, answer["problems"], answer["store"]["reachable"]) == (200, [], False)
+    assert figure(http, "onewriter_store_reachable") == 0
     assert http("GET", "/healthz")[0] == 200
     stopping.thaw(int(str(store)))
-    eventually(lambda: http("GET", "/readyz")[0] == 200)
+    eventually(lambda: http("GET", "/readyz")[1]["store"]["reachable"])
+    assert http("GET", "/readyz")[0] == 200
+    assert figure(http, "onewriter_store_reachable") == 1
 
 
 def test_a_handover_that_the_store_cannot_decide_in_time_is_not_called_done(
@@ -266,8 +274,8 @@ def test_a_handover_that_the_store_cannot_decide_in_time_is_not_called_done(
     waiter = raw(stopping.address()).waiter("brief", name="next")
     store = int(str(stopping.events("embedded.started")[-1]["process_id"]))
     os.kill(store, signal.SIGSTOP)
-    status, said = http("POST", f"{OWN}/brief/handover")
-    assert (status, said["reason"][:24]) == (504, "not decided within 0.5 s")
+    status, answer = http("POST", f"{OWN}/brief/handover")
+    assert (status, answer["reason"][:24]) == (504, "not decided within 0.5 s")
     stopping.thaw(store)
     waiter.ready()  # the handover was decided after all, and only once
     holder.closed_by_broker()
@@ -294,20 +302,20 @@ def token(subject: str, **claims: object) -> str:
 
 
 def test_reading_needs_a_token_and_changing_an_administrators(guarded: LocalBrokers) -> None:
-    nobody, reader = Http(guarded.http_url), Http(guarded.http_url, token("reader"))
+    anonymous, reader = Http(guarded.http_url), Http(guarded.http_url, token("reader"))
     administrator = Http(guarded.http_url, token("boss"))
     expired = Http(guarded.http_url, token("boss", exp=int(time.time()) - 1))  # noqa: TID251 - JWT
     forged = Http(guarded.http_url, jwt.encode({"sub": "boss"}, SECRET[::-1], algorithm="HS256"))
-    assert [nobody("GET", path)[0] for path in ("/healthz", "/readyz")] == [200] * 2
-    assert [client("GET", "/metrics")[0] for client in (nobody, reader, administrator)] == [
+    assert [anonymous("GET", path)[0] for path in ("/healthz", "/readyz")] == [200] * 2
+    assert [client("GET", "/metrics")[0] for client in (anonymous, reader, administrator)] == [
         401,
         403,
         200,
     ]
-    for stranger in (nobody, expired, forged):
-        assert stranger("GET", "/onewriter/v1/topics")[0] == 401
-        assert stranger("GET", f"{ADMIN}/tenants")[0] == 401
-    assert nobody("GET", f"{ADMIN}/tenants", None, Authorization="Basic x")[0] == 401
+    for unauthorized in (anonymous, expired, forged):
+        assert unauthorized("GET", "/onewriter/v1/topics")[0] == 401
+        assert unauthorized("GET", f"{ADMIN}/tenants")[0] == 401
+    assert anonymous("GET", f"{ADMIN}/tenants", None, Authorization="Basic x")[0] == 401
     assert reader("GET", f"{OWN}/payments")[0] == 200
     assert reader("POST", f"{OWN}/payments/fence")[0] == 403
     assert reader("PUT", f"{ADMIN}/persistent/public/default/x")[0] == 403

@@ -13,12 +13,12 @@ from tests.integration.http_calls import OWN, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, FENCING, full
 from tests.integration.test_http_own_api import guarded, token
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.frames import BlockFrame
 from onewriter_pipeline.errors import Conflict, Invalid, NotAllowed, NotFound, Trimmed
+from onewriter_testing.processes import LocalBrokers
 
 __all__ = ["guarded"]
 
@@ -74,10 +74,10 @@ def test_a_subscription_that_follows_survives_its_broker(raw: RawClients) -> Non
 def test_a_consumer_may_follow_a_log(guarded: LocalBrokers, raw: RawClients) -> None:
     raw(guarded.address(), token=token("writer")).producer("plain", EXCLUSIVE).publish(b"x")
     with (
-        Broker(Access(guarded.http_url)) as nobody,
+        Broker(Access(guarded.http_url)) as anonymous,
         pytest.raises(NotAllowed, match=r"refuse the token \(401\)"),
     ):
-        nobody.acknowledge("plain", "reader", Position(0, 0))
+        anonymous.acknowledge("plain", "reader", Position(0, 0))
     with Broker(Access(guarded.http_url, token=token("reader"))) as client:
         client.acknowledge("plain", "reader", Position(0, 0))
         with pytest.raises(NotAllowed, match=r"does not allow this \(403\)"):
@@ -95,14 +95,14 @@ def test_impossible_follow_requests_are_refused_with_a_reason(
     http = Http(broker.http_url)
     for body in ({}, {"before": "1-1"}, {"before": 1}):
         assert http("PUT", f"{OWN}/{topic}/acknowledged/reader", body)[0] == 400
-    said = http("PUT", f"{OWN}/{topic}/acknowledged/a%2Fb", {"before": "0:0"})[1]
-    assert said == {"topic": full(topic), "subscription": "a/b", "before": said["before"]}
+    answer = http("PUT", f"{OWN}/{topic}/acknowledged/a%2Fb", {"before": "0:0"})[1]
+    assert answer == {"topic": full(topic), "subscription": "a/b", "before": answer["before"]}
 
 
 # ------------------------------------------------------------ blocks without their contents
 
 
-def test_blocks_may_be_asked_for_without_their_entries(
+def test_blocks_may_be_requested_without_their_entries(
     broker: LocalBrokers, topic: str, raw: RawClients, pipeline: Broker
 ) -> None:
     producer = raw(broker.address()).producer(topic, EXCLUSIVE)

@@ -19,26 +19,29 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, Http
 from tests.integration.raw import FENCING, contents_of, eventually
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 SECONDS_MAX = 120.0
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))
 
 CHILD = """
 import os, signal, sys, time
-note = open(sys.argv[1], "a", buffering=1)
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def note(text):
+    os.write(file, text.encode() + b"\\n")
 def ended(*_):
-    note.write("terminated\\n")
+    note("terminated")
     if "slow" not in sys.argv:
         sys.exit(3)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in sys.argv else ended)
-note.write("epoch %s\\n" % os.environ["ONEWRITER_EPOCH"])
-note.write("session %s\\n" % os.environ["ONEWRITER_SESSION"].partition("-")[0])
-note.write("topic %s\\n" % os.environ["ONEWRITER_TOPIC"])
-note.write("pid %d\\n" % os.getpid())
+note("epoch " + os.environ["ONEWRITER_EPOCH"])
+note("session " + os.environ["ONEWRITER_SESSION"].partition("-")[0])
+note("topic " + os.environ["ONEWRITER_TOPIC"])
+note(f"pid {os.getpid()}")
 while True:
     time.sleep(0.01)
 """
+"""Writes without a buffer: a signal handler that writes to a buffered file in the middle of another write raises RuntimeError."""
 
 Lead = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -110,7 +113,7 @@ def test_the_commands_exit_code_is_ours(lead: Lead, topic: str) -> None:
         pytest.param(["false"], 1, marks=pytest.mark.full),
     ],
 )
-def test_a_command_that_cannot_run_is_said_as_a_shell_does(
+def test_a_command_that_cannot_run_exits_like_in_a_shell(
     lead: Lead, topic: str, command: list[str], code: int
 ) -> None:
     process = lead(topic, "--", *command)
@@ -118,7 +121,7 @@ def test_a_command_that_cannot_run_is_said_as_a_shell_does(
     assert process.returncode == code
 
 
-def test_a_command_is_told_under_which_epoch_it_runs_and_stops_when_that_is_over(
+def test_a_command_gets_its_epoch_and_stops_when_the_epoch_ends(
     lead: Lead, broker: LocalBrokers, raw: RawClients, topic: str, tmp_path: Path, notes: Notes
 ) -> None:
     process = lead(topic, "-o", "json", *child(tmp_path))
@@ -162,7 +165,7 @@ def test_a_command_does_not_outlive_us(
         raise AssertionError("it is still there")
 
 
-def test_again_waits_for_the_next_turn(
+def test_again_queues_for_the_next_term(
     lead: Lead, broker: LocalBrokers, raw: RawClients, topic: str, tmp_path: Path, notes: Notes
 ) -> None:
     process = lead(topic, "--again", *child(tmp_path))
@@ -176,7 +179,7 @@ def test_again_waits_for_the_next_turn(
     assert process.returncode == 3, "the command's own"
 
 
-def test_a_signal_that_comes_while_a_lost_command_ends_is_no_reason_to_queue_again(
+def test_a_signal_during_the_end_of_a_lost_command_does_not_queue_again(
     lead: Lead, broker: LocalBrokers, raw: RawClients, topic: str, tmp_path: Path, notes: Notes
 ) -> None:
     process = lead(topic, "--again", "--grace-seconds", "2", *child(tmp_path, "slow"))
@@ -201,9 +204,9 @@ def test_the_next_in_line_runs_once_the_first_has_ended(
     second.communicate(timeout=SECONDS_MAX)
     assert second.returncode == 0
     notes.wait_for("next")
-    said = [json.loads(each) for each in contents_of(broker.address(), topic)]
-    assert [each["kind"] for each in said] == ["leader", "leader"]
-    assert said[0]["epoch"] < said[1]["epoch"]
+    document = [json.loads(each) for each in contents_of(broker.address(), topic)]
+    assert [each["kind"] for each in document] == ["leader", "leader"]
+    assert document[0]["epoch"] < document[1]["epoch"]
 
 
 def test_a_waiting_command_can_be_stopped_or_time_out(
@@ -238,7 +241,7 @@ spec: {access: {requireClaim: true}}
     assert b"ProducerClaim" in err
 
 
-def test_a_command_is_stopped_when_nobody_confirms_that_we_lead(
+def test_a_command_is_stopped_when_no_broker_confirms_the_leadership(
     lead: Lead, topic: str, tmp_path: Path, notes: Notes
 ) -> None:
     with forked_brokers() as brokers:

@@ -12,10 +12,10 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker
 from tests.servers import DEBIAN_REDIS, StoreServer, running_server
 
-from onewriter_broker.testing.ports import free_ports
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.errors import ServerError
+from onewriter_testing.ports import free_ports
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 RUN_SECONDS_MAX = 240.0
 """Time limit for the program on a busy machine. Alone it takes two seconds."""
@@ -41,41 +41,41 @@ def refused(folder: Path, manifests: str = GOOD, *arguments: str) -> str:
         timeout=RUN_SECONDS_MAX,
         check=False,
     )
-    said = done.stdout + done.stderr
-    assert done.returncode == EXIT_USAGE, said
-    assert "Traceback" not in said, said
-    return said
+    output = done.stdout + done.stderr
+    assert done.returncode == EXIT_USAGE, output
+    assert "Traceback" not in output, output
+    return output
 
 
 def test_a_wrong_manifest_is_refused_by_file_document_and_field(tmp_path: Path) -> None:
     """tests/unit/core/test_manifests.py covers the other mistakes."""
     wrong = "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {partitions: many}"
-    said = refused(tmp_path, f"{GOOD}---\napiVersion: onewriter.dev/v1alpha1\n{wrong}\n")
+    answer = refused(tmp_path, f"{GOOD}---\napiVersion: onewriter.dev/v1alpha1\n{wrong}\n")
     for word in ("manifests.yaml", "document 2", "spec.partitions", "whole number"):
-        assert word in said, said
+        assert word in answer, answer
 
 
 def test_a_second_start_on_the_same_data_directory_is_refused(tmp_path: Path) -> None:
     with running_brokers() as brokers:
-        said = refused(tmp_path, GOOD, "--data-dir", str(brokers.data_directory))
-    assert "in use" in said
+        answer = refused(tmp_path, GOOD, "--data-dir", str(brokers.data_directory))
+    assert "in use" in answer
 
 
-def test_a_port_in_use_is_said_so(broker: LocalBrokers, tmp_path: Path) -> None:
-    said = refused(tmp_path, GOOD, "--port", str(broker.address()[1]))
-    assert "address already in use" in said.lower()
+def test_a_port_in_use_is_reported(broker: LocalBrokers, tmp_path: Path) -> None:
+    answer = refused(tmp_path, GOOD, "--port", str(broker.address()[1]))
+    assert "address already in use" in answer.lower()
 
 
 def test_a_store_weaker_than_promised_is_refused(tmp_path: Path) -> None:
     with running_server(appendfsync="no") as store:
-        said = refused(tmp_path, GOOD, "--redis-url", store.url)
-    assert "appendfsync" in said
+        answer = refused(tmp_path, GOOD, "--redis-url", store.url)
+    assert "appendfsync" in answer
 
 
 def test_a_store_that_evicts_is_refused(tmp_path: Path) -> None:
     with running_server(maxmemory="100mb", maxmemory_policy="allkeys-lru") as store:
-        said = refused(tmp_path, GOOD, "--redis-url", store.url)
-    assert "maxmemory-policy" in said
+        answer = refused(tmp_path, GOOD, "--redis-url", store.url)
+    assert "maxmemory-policy" in answer
 
 
 @pytest.mark.full  # needs Debian's Redis; all other tests run on Valkey
@@ -85,7 +85,7 @@ def test_debians_redis_will_do(raw: RawClients) -> None:
         raw(brokers.address()).producer("t", EXCLUSIVE).publish(b"fine")
 
 
-def test_a_store_that_comes_late_is_waited_for(tmp_path: Path, raw: RawClients) -> None:
+def test_a_broker_waits_for_a_late_store(tmp_path: Path, raw: RawClients) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
     store = StoreServer(folder=folder)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 SECONDS_MAX = 60.0
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))

@@ -10,8 +10,8 @@ from charts.generator import dashboard
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.charts.rendering import CHART, ROOT
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_operator.metrics import Metrics
+from onewriter_testing.processes import LocalBrokers
 
 SUFFIXES = {
     "counter": ("_total",),
@@ -35,7 +35,7 @@ def asked(text: str, container: str) -> set[str]:
 
 OTHER_NAMES = frozenset(
     {
-        *("onewriter_core", "onewriter_broker", "onewriter_operator"),
+        *("onewriter_core", "onewriter_broker", "onewriter_operator", "onewriter_testing"),
         *("onewriter_manifests", "onewriter_extensions"),
     }
 )
@@ -58,7 +58,7 @@ def test_every_metric_that_a_guide_names_exists(broker: LocalBrokers) -> None:
         assert unknown == set(), page.name
 
 
-def test_every_metric_that_is_asked_for_exists(broker: LocalBrokers) -> None:
+def test_every_metric_that_dashboards_and_alerts_use_exists(broker: LocalBrokers) -> None:
     of_broker = shown_by(broker)
     of_operator = names(Metrics().render().decode()) | CONDITIONAL
     rules = yaml.safe_load((CHART / "alerts.yaml").read_text())

@@ -18,7 +18,7 @@ import pytest
 from tests.integration.conftest import RawClients
 from tests.integration.owners import lost, own
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))
 SECONDS_MAX = 60.0

@@ -17,7 +17,6 @@ from tests.servers import running_server
 
 from onewriter import Client, Fenced, ProducerOptions, Refused
 from onewriter_broker.log.store.keys import BUCKETS_DEFAULT
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.own.names import resource_bucket
@@ -26,6 +25,7 @@ from onewriter_core.property_names import (
     GUARD_NUMBER_PROPERTY,
     GUARD_PROPERTY,
 )
+from onewriter_testing.processes import LocalBrokers
 
 OWNERSHIPS = "/onewriter/v1/ownerships"
 
@@ -55,7 +55,7 @@ async def gone(brokers: LocalBrokers, group: str, query: str = "") -> None:
     await asyncio.to_thread(eventually, lambda: dropped(http, group, query) == (1, 0))
 
 
-async def test_generations_go_on_behind_a_record_that_was_dropped(
+async def test_generations_continue_after_a_dropped_record(
     brokers: LocalBrokers, group: str, topic: str
 ) -> None:
     resource = f"persistent://public/default/{topic}"
@@ -153,7 +153,7 @@ async def test_a_resource_without_any_owner_guards_nothing(
             await client.create_producer(elsewhere, guard(group, never, 2))
 
 
-def test_whose_must_be_said(brokers: LocalBrokers) -> None:
+def test_a_drop_without_a_group_is_refused(brokers: LocalBrokers) -> None:
     status, answer = Http(brokers.http_url)("DELETE", OWNERSHIPS)
     assert status == 400
     assert "group=" in answer["reason"]
@@ -193,7 +193,7 @@ async def test_the_command_lists_who_owns_what_and_drops_a_groups_records(
     assert (await said("--group", group)).out == "no ownerships\n"
 
 
-async def test_the_command_drops_nothing_unless_it_is_said_whose(brokers: LocalBrokers) -> None:
+async def test_the_command_drops_nothing_without_a_group(brokers: LocalBrokers) -> None:
     wrong = await asyncio.to_thread(onewriter, "ownerships", "--drop", *_at(brokers))
     assert (wrong.code, wrong.out) == (EXIT_USAGE, "")
     assert "--group" in wrong.err

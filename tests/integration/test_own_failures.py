@@ -15,11 +15,11 @@ from tests.integration.owners import DeniedByBroker, ask_own, lost, own, own_any
 from tests.integration.raw import RawClient, eventually
 from tests.servers import StoreServer, running_pair, running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.own.names import resource_bucket
 from onewriter_core.own.table import LINEAGE_BITS
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.processes import LocalBrokers
 
 pytestmark = pytest.mark.timeout(360)
 
@@ -60,7 +60,7 @@ def patient() -> Iterator[LocalBrokers]:
         yield brokers
 
 
-def test_an_owner_goes_on_after_its_broker_died(
+def test_an_owner_continues_after_its_broker_died(
     patient: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
     bare = patient
@@ -138,7 +138,7 @@ def test_a_zombie_broker_grants_nothing(bare: LocalBrokers, raw: RawClients, res
     rival = raw(bare.address(old))
     frozen = bare.freeze(old)
     try:
-        asked = ask_own(rival, [(resource, 9)], identity="rival")
+        request = ask_own(rival, [(resource, 9)], identity="rival")
         checked = ask_own(former, [(resource, generation)], nonce="mine", identity="one")
 
         living = raw(bare.address(1 - old))
@@ -151,7 +151,7 @@ def test_a_zombie_broker_grants_nothing(bare: LocalBrokers, raw: RawClients, res
         eventually(moved)
     finally:
         bare.thaw(frozen)
-    for client, request_id in ((rival, asked), (former, checked)):
+    for client, request_id in ((rival, request), (former, checked)):
         with contextlib.suppress(TimeoutError):  # it may be cut off, too
             (result,) = client.answer(pb.CommandOwnResponse, request_id).results
             assert not result.HasField("generation"), "a zombie has granted, or proved, something"
@@ -185,7 +185,7 @@ def fail_over(link: Link, old: StoreServer, new: StoreServer) -> None:
     old.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
 
-def test_a_broker_tells_a_lagging_replica_what_it_has_forgotten(
+def test_a_broker_repeats_to_a_lagging_replica_what_it_dropped(
     folder: Path, raw: RawClients, resource: str
 ) -> None:
     with running_pair() as (primary, replica):
@@ -214,7 +214,7 @@ def test_a_broker_tells_a_lagging_replica_what_it_has_forgotten(
             assert [lost(owner).current_generation for _ in range(3)] == [7, 8, 2]
 
 
-def test_a_generation_that_nobody_remembers_does_not_come_again(
+def test_a_forgotten_generation_is_not_granted_again(
     folder: Path, raw: RawClients, resource: str
 ) -> None:
     """Broker and primary die together; the replica never received the last grant."""

@@ -14,11 +14,11 @@ from tests.integration.raw import (
     full,
 )
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.encoding import encode_ack
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Delivery
+from onewriter_testing.processes import LocalBrokers
 
 GENERATION, NONCE = "onewriter.own-generation", "onewriter.own-nonce"
 
@@ -86,8 +86,8 @@ def test_a_group_that_owned_a_topic_cannot_be_moved_over_http(
     assert http("PUT", path + "group", before)[1]["before"] == before["before"]
     owner = raw(broker.address())
     assert own(owner, full(topic)) == 1
-    status, said = http("PUT", path + "group", {"before": "99:1"})
-    assert (status, said["reason"][:28]) == (405, "group group owns its topics:")
+    status, answer = http("PUT", path + "group", {"before": "99:1"})
+    assert (status, answer["reason"][:28]) == (405, "group group owns its topics:")
     reader = subscribe_with(owner, topic, "group", {GENERATION: "1"})
     assert reader.receive()[0].message_id.position == positions[1]
     disown(owner, full(topic), 1)
@@ -158,7 +158,7 @@ def test_the_owner_of_a_partition_reads_that_partition(
     assert refusal(two, partitions[0], {GENERATION: "1"}) is ServerError.NOT_ALLOWED_ERROR
 
 
-def test_a_burst_of_acknowledgements_behind_a_takeover_moves_nothing(
+def test_acknowledgements_sent_before_a_takeover_and_read_after_it_move_no_cursor(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     """They are sent before the reader is notified, and read by the broker after the takeover."""
@@ -193,9 +193,9 @@ def test_an_owner_that_returns_reads_again(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     """Its former connection still looks alive, and so does its consumer."""
-    ghost = raw(broker.address())
-    own(ghost, full(topic), nonce="mine")
-    left = subscribe_with(ghost, topic, "group", {GENERATION: "1"})
+    former = raw(broker.address())
+    own(former, full(topic), nonce="mine")
+    left = subscribe_with(former, topic, "group", {GENERATION: "1"})
     back = raw(broker.address())
     assert own(back, full(topic), 1, nonce="mine", only_returns=True) == 1
     closed_by_broker(left)

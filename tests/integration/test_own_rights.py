@@ -13,8 +13,8 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.owners import DeniedByBroker, lost, own
 from tests.integration.raw import RawClient, full
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
+from onewriter_testing.processes import LocalBrokers
 
 SECRET = secrets.token_hex(32)
 CLAIMED, FREE = full("claimed"), full("free")
@@ -72,11 +72,11 @@ def code(client: RawClient, resource: str, generation: int = 1, **options: str) 
 def test_a_topic_that_needs_a_claim_to_write_needs_one_to_own(
     guarded: LocalBrokers, raw: RawClients
 ) -> None:
-    stranger = client_of(guarded, raw, "stranger")
+    unauthorized = client_of(guarded, raw, "stranger")
     for resource in (CLAIMED, CLAIMED + "-partition-0"):
-        assert code(stranger, resource, 5) is ServerError.AUTHORIZATION_ERROR
-    assert own(stranger, FREE) == 1
-    assert own(stranger, "any text") == 1
+        assert code(unauthorized, resource, 5) is ServerError.AUTHORIZATION_ERROR
+    assert own(unauthorized, FREE) == 1
+    assert own(unauthorized, "any text") == 1
     assert own(client_of(guarded, raw, "writer"), CLAIMED) == 1
 
 

@@ -25,7 +25,7 @@ from onewriter import (
     ServerError,
     Unavailable,
 )
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 _numbers = itertools.count()
 
@@ -62,7 +62,7 @@ async def test_owning_losing_and_giving_back(broker: LocalBrokers, resource: str
     assert isinstance(free.end, Closed)
 
 
-async def test_a_denied_one_is_over_at_once(broker: LocalBrokers, resource: str) -> None:
+async def test_a_denied_ownership_is_over_immediately(broker: LocalBrokers, resource: str) -> None:
     async with Client(broker.service_url) as client, Client(broker.service_url) as other:
         await other.own(None, [resource], identity="other")
         owned = await client.own(None, [resource, resource + " free", (resource + "-", -1)])
@@ -86,7 +86,7 @@ async def test_a_text_is_no_topic_to_read(broker: LocalBrokers, topic: str) -> N
 
 
 @pytest.mark.parametrize("resources", [[], [""], ["a", "a"], [("a", 2**63)]])
-async def test_invalid_requests_are_refused_at_once(
+async def test_invalid_requests_are_refused_immediately(
     broker: LocalBrokers, resources: list[str]
 ) -> None:
     async with Client(broker.service_url) as client:
@@ -132,7 +132,7 @@ async def test_the_groups_single_reader_and_writer(broker: LocalBrokers, topic: 
     assert found == [b"by the former one", b"by its successor"]
 
 
-async def test_an_owner_goes_on_when_its_broker_is_killed(tmp_path: Path, resource: str) -> None:
+async def test_an_owner_continues_when_its_broker_is_killed(tmp_path: Path, resource: str) -> None:
     limits = replace(PATIENT, request_timeout_seconds=5.0)
     with (
         running_server() as store,
@@ -140,26 +140,26 @@ async def test_an_owner_goes_on_when_its_broker_is_killed(tmp_path: Path, resour
     ):
         topic = "killed-under-a-reader"
         async with Client(brokers.service_url, limits=limits) as client:
-            (mine,) = await client.own("group", [full(topic)])
-            consumer = await mine.subscribe(FROM_BEGINNING)
+            (own,) = await client.own("group", [full(topic)])
+            consumer = await own.subscribe(FROM_BEGINNING)
             producer = await client.create_producer(topic)
             await producer.send(b"before")
             assert (await consumer.receive()).content == b"before"
-            address = mine.address
+            address = own.address
             assert address is not None
             number = [str(brokers.address(n)[1]) in str(address) for n in (0, 1)].index(True)
             await asyncio.to_thread(brokers.kill, number)
-            await mine.check()
-            assert mine.generation == 1
-            assert mine.address not in {None, address}
+            await own.check()
+            assert own.generation == 1
+            assert own.address not in {None, address}
             await producer.send(b"behind")
             contents = {(await consumer.receive()).content}
             while b"behind" not in contents:
                 contents.add((await consumer.receive()).content)
-            assert mine.is_owned
+            assert own.is_owned
 
 
-async def test_a_broker_of_somebody_else_is_told_nothing(
+async def test_a_broker_of_another_installation_receives_nothing(
     broker: LocalBrokers, resource: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Like a Pulsar broker's answer to CONNECT: without the field that announces our own commands."""
@@ -171,7 +171,7 @@ async def test_a_broker_of_somebody_else_is_told_nothing(
         assert denied.end.code is ServerError.UNSUPPORTED_VERSION_ERROR
 
 
-async def test_an_owner_serves_until_its_successor_is_told(
+async def test_an_owner_serves_until_its_successor_is_notified(
     broker: LocalBrokers, resource: str
 ) -> None:
     async with Client(broker.service_url) as client, Client(broker.service_url) as other:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import socket
-import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tests.integration.conftest import RawClients
 from tests.integration.owners import own
 from tests.integration.sidecars import Sidecar, sidecars
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 _numbers = itertools.count()
 
@@ -54,34 +53,12 @@ def events(sidecar: Sidecar, path: str) -> Generator[Any, None, None]:
             yield from (json.loads(line[6:]) for line in lines if line.startswith(b"data: "))
 
 
-def test_an_application_owns_is_told_and_gives_back(
-    broker: LocalBrokers, raw: RawClients, sidecar: Sidecar, resource: str
-) -> None:
-    body = {"group": "g", "resources": [resource, {"name": resource + "2", "generation": 1}]}
-    first, second = asked(sidecar, body)
-    assert (first["generation"], first["owned"], first["error"]) == (1, True, None)
-    assert asked(sidecar, body) == [first, second], "a restarted application goes on"
-    status, shown = sidecar.http("GET", "/own?group=g&verified=true")
-    assert (status, shown["verified"], len(shown["ownerships"])) == (200, True, 2)
-
-    waited: list[Any] = []
-    path = "/own?group=g&until=lost&timeoutSeconds=60"
-    waiting = threading.Thread(target=lambda: waited.append(sidecar.http("GET", path)))
-    waiting.start()
-    assert own(raw(broker.address()), resource, 2, group="g") == 2
-    waiting.join(60)
-    _, reported = waited[0]
-    lost = next(each for each in reported["ownerships"] if each["resource"] == resource)
-    assert (lost["owned"], lost["currentGeneration"]) == (False, 2)
-
-    assert sidecar.http("DELETE", "/own", {"group": "g", "resources": [resource + "2"]})[0] == 200
-    assert own(raw(broker.address()), resource + "2", group="g", identity="next") == 2
-
-
 def test_a_loss_is_an_event_and_a_stop_gives_back(
     broker: LocalBrokers, raw: RawClients, sidecar: Sidecar, resource: str
 ) -> None:
-    asked(sidecar, {"group": "g", "resources": [resource, resource + "2"]})
+    body = {"group": "g", "resources": [resource, resource + "2"]}
+    owned = asked(sidecar, body)
+    assert asked(sidecar, body) == owned, "a restarted application continues"
     with contextlib.closing(events(sidecar, "/own?group=g")) as reported:
         present: set[str] = set()
         while present != {resource, resource + "2"}:
@@ -93,17 +70,6 @@ def test_a_loss_is_an_event_and_a_stop_gives_back(
         assert (lost["resource"], lost["currentGeneration"]) == (resource, 2)
     assert sidecar.stop() == 0
     assert own(raw(broker.address()), resource + "2", group="g", identity="next") == 2
-
-
-def test_denials_state_the_reason(
-    broker: LocalBrokers, raw: RawClients, sidecar: Sidecar, resource: str
-) -> None:
-    own(raw(broker.address()), resource, group=None, identity="other")
-    (denied,) = asked(sidecar, {"resources": [resource]})
-    assert (denied["owned"], denied["generation"]) == (False, None)
-    assert "identity" in denied["error"]
-    (taken,) = asked(sidecar, {"resources": [{"name": resource, "generation": 5}]})
-    assert (taken["owned"], taken["generation"]) == (True, 5)
 
 
 def test_invalid_requests_are_refused(sidecar: Sidecar) -> None:

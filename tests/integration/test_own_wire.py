@@ -13,10 +13,10 @@ from tests.integration.http_calls import Http
 from tests.integration.owners import DeniedByBroker, disown, lost, own, own_all
 from tests.integration.raw import RawClient, RefusedByBroker, eventually
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.own.names import RESOURCE_BYTES_MAX
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.processes import LocalBrokers
 
 _numbers = itertools.count()
 
@@ -92,7 +92,7 @@ def test_an_equal_generation_of_another_identity_is_denied(
         assert (error.code, error.current) == (ServerError.PRODUCER_BUSY, 1)
 
 
-def test_an_equal_generation_of_nobody_in_particular_is_denied(
+def test_an_equal_generation_of_an_anonymous_client_is_denied(
     broker: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
     own(raw(broker.address()), resource)
@@ -117,7 +117,7 @@ def test_an_equal_generation_of_the_same_identity_severs_the_former_owner(
     assert (error.code, error.current) == (ServerError.PRODUCER_FENCED, 2)
 
 
-def test_a_higher_generation_severs_whoever_owns(
+def test_a_higher_generation_severs_the_owner(
     broker: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
     former = raw(broker.address())
@@ -126,7 +126,7 @@ def test_a_higher_generation_severs_whoever_owns(
     assert lost(former).current_generation == 9
 
 
-def test_generation_0_succeeds_for_an_administrator_whoever_owns(
+def test_generation_0_succeeds_for_an_administrator_with_any_owner(
     broker: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
     """Without tokens every client is an administrator, as over HTTP; test_own_rights.py tests it with tokens."""
@@ -137,7 +137,7 @@ def test_generation_0_succeeds_for_an_administrator_whoever_owns(
     assert [lost(former).current_generation for _ in range(2)] == [40, 41]
 
 
-def test_the_same_nonce_goes_on_where_nobody_came_between(
+def test_the_same_nonce_continues_if_no_other_owner_came_between(
     broker: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
     first = raw(broker.address())
@@ -152,10 +152,10 @@ def test_the_same_nonce_goes_on_where_nobody_came_between(
 def test_an_owner_that_reconnected_elsewhere_deposes_its_old_connection(
     broker: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
-    ghost = raw(broker.address())
-    own(ghost, resource, nonce="mine")
+    former = raw(broker.address())
+    own(former, resource, nonce="mine")
     assert own(raw(broker.address()), resource, 1, nonce="mine", only_returns=True) == 1
-    assert lost(ghost).current_generation == 1
+    assert lost(former).current_generation == 1
 
 
 def test_a_client_that_may_only_return_never_begins_a_generation(
@@ -184,12 +184,12 @@ def test_many_resources_are_answered_in_order_each_for_itself(
     client = raw(broker.address())
     taken = resource + " taken"
     own(raw(broker.address()), taken, identity="somebody")
-    asked = [(f"{resource}/{n}", 1) for n in range(50)]
-    asked[7], asked[8], asked[9] = (taken, 1), (resource, -1), ("", 1)
-    asked[10] = ("persistent://no topic", 1)
-    asked[20] = asked[21]
-    results = own_all(client, asked, nonce="mine")
-    assert [result.name for result in results] == [name for name, _ in asked]
+    request = [(f"{resource}/{n}", 1) for n in range(50)]
+    request[7], request[8], request[9] = (taken, 1), (resource, -1), ("", 1)
+    request[10] = ("persistent://no topic", 1)
+    request[20] = request[21]
+    results = own_all(client, request, nonce="mine")
+    assert [result.name for result in results] == [name for name, _ in request]
     codes = {n: ServerError(r.error) for n, r in enumerate(results) if r.HasField("error")}
     assert codes == {
         7: ServerError.PRODUCER_BUSY,
@@ -247,7 +247,9 @@ def test_an_owner_that_is_silent_has_none_after_a_while(raw: RawClients, resourc
         silent.thaw()
 
 
-def test_people_see_who_owns_what(broker: LocalBrokers, raw: RawClients, resource: str) -> None:
+def test_the_text_output_lists_owners_and_resources(
+    broker: LocalBrokers, raw: RawClients, resource: str
+) -> None:
     http = Http(broker.http_url)
     client = raw(broker.address())
     own(client, resource, group="people", identity="task-3", nonce="a secret")

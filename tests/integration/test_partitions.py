@@ -23,8 +23,8 @@ from tests.integration.raw import (
     full,
 )
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
+from onewriter_testing.processes import LocalBrokers
 
 PARTITIONS = 4
 MANIFESTS = "---".join(
@@ -51,7 +51,7 @@ def ask_all(client: RawClient, topic: str, mode: Any, order: list[int]) -> dict[
     return {n: client.ask_producer(f"{topic}-partition-{n}", mode) for n in order}
 
 
-def test_the_topic_has_the_partitions_that_its_manifest_says(
+def test_the_topic_has_the_partitions_of_its_manifest(
     partitioned: LocalBrokers, raw: RawClients
 ) -> None:
     client = raw(partitioned.address())
@@ -210,9 +210,9 @@ def test_partitions_added_while_the_topic_is_held_belong_to_the_holder(
     added = ask_all(client, topic, EXCLUSIVE, [3, 2])
     for producer in added.values():
         producer.ready().publish(b"the holder's too")
-    stranger = raw(partitioned.address()).ask_producer(f"{topic}-partition-3", EXCLUSIVE)
+    unauthorized = raw(partitioned.address()).ask_producer(f"{topic}-partition-3", EXCLUSIVE)
     with pytest.raises(RefusedByBroker):
-        stranger.ready()
+        unauthorized.ready()
     client.close()
     late = ask_all(rival[0].client, topic, WAIT, [2, 3])
     for producer in (*rival.values(), *late.values()):

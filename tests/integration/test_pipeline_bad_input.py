@@ -13,12 +13,12 @@ from tests.integration.test_http_own_api import guarded, token
 from tests.servers import running_server
 
 from onewriter_broker.log.store.keys import Keys
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Away, Damaged, Invalid, NotAllowed, PipelineError
 from onewriter_pipeline.schema import MESSAGE_COLUMNS, column_types
+from onewriter_testing.processes import LocalBrokers
 from pyspark_onewriter.options import read_options, stream_options
 from pyspark_onewriter.source import TopicReader
 from pyspark_onewriter.stream import TopicStreamReader

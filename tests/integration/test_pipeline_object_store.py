@@ -58,7 +58,7 @@ def words(store: ObjectStore, place: str, **changes: str) -> list[str]:
 
 
 def parquet(folder: Path) -> list[Path]:
-    return sorted(folder.glob("messages/**/*.parquet"))
+    return sorted(folder.glob("messages/**/*onewriter-*"))
 
 
 def test_offload_trim_and_both_tiers(
@@ -80,7 +80,7 @@ def test_offload_trim_and_both_tiers(
     assert tables.orphans(24) == []
 
 
-def test_of_two_offloads_at_once_one_commits(
+def test_one_of_two_concurrent_offloads_commits(
     access: Access, topic: str, fill: Fill, tables: Tables, store: ObjectStore, folder: Path
 ) -> None:
     fill(topic, numbered(0, 100))
@@ -168,14 +168,14 @@ def test_an_object_that_was_altered_trims_nothing(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"AWS_SECRET_ACCESS_KEY": "not-the-right-one"}, "SignatureDoesNotMatch"),
         ({"AWS_ACCESS_KEY_ID": "nobody"}, "No user exists with the provided access key"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "max_retries": "1"}, "Connection refused"),
     ],
 )
-def test_a_store_that_cannot_be_reached_is_told_in_one_sentence(
+def test_an_unreachable_store_is_reported_in_one_sentence(
     access: Access,
     topic: str,
     fill: Fill,
@@ -184,14 +184,14 @@ def test_a_store_that_cannot_be_reached_is_told_in_one_sentence(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     changes: dict[str, str],
-    said: str,
+    message: str,
 ) -> None:
     fill(topic, [b"first"])
     arguments = ["--admin-url", access.url, "--topic", topic, *words(store, place, **changes)]
     for verb in ("offload", "trim"):
         assert cli.run([verb, *arguments]) == 1
         reported = capsys.readouterr()
-        assert said in reported.err
+        assert message in reported.err
         assert len(reported.err.splitlines()) == 1
         assert SECRET not in reported.err + reported.out
         assert changes.get("AWS_SECRET_ACCESS_KEY", SECRET) not in reported.err + reported.out

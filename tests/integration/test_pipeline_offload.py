@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner
 from tests.integration.offloading import FULL, Fill, numbered, offload, rows, stored, trim, values
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
@@ -28,12 +27,13 @@ from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.schema import DELTA, FORMATS
 from onewriter_pipeline.tables.layout import AUDIT, MESSAGES, SEGMENTS
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers
 
 # ------------------------------------------------------------ offload
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_an_offload_goes_on_where_the_last_one_ended(
+def test_an_offload_continues_where_the_last_one_ended(
     access: Access, topic: str, fill: Fill, tmp_path: Path, kind: str
 ) -> None:
     tables = Tables(str(tmp_path), kind=kind)
@@ -46,6 +46,17 @@ def test_an_offload_goes_on_where_the_last_one_ended(
     assert stored(tables) == numbered(0, 900)
     with Broker(access) as broker:
         assert position_of(report.offsets[FULL + topic]) == broker.segments(topic).end
+
+
+def test_a_task_writes_several_chunks_to_one_file(
+    access: Access, topic: str, fill: Fill, tmp_path: Path
+) -> None:
+    large = [b"%d" % number + bytes(1024 * 1024) for number in range(20)]  # two tasks
+    fill(topic, large)
+    tables = Tables(str(tmp_path))
+    report = offload(access, tables, topic)
+    assert (report.rows, report.files) == (20, 2)
+    assert stored(tables) == large
 
 
 def test_segments_and_audit_are_kept_in_tables(
@@ -166,7 +177,7 @@ def test_killed_at_any_step_nothing_is_lost_or_doubled(
     assert trim(access, tables, topic).differences == []
 
 
-def test_two_offloads_at_once_one_wins(
+def test_one_of_two_concurrent_offloads_wins(
     access: Access, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     fill(topic, numbered(0, 100))
@@ -245,7 +256,7 @@ def test_a_log_of_which_the_beginning_was_trimmed_is_whole_from_there_on(
             values(access, topic, tables, tier=tier, startingEpoch=newest)
 
 
-def test_a_full_disk_ends_in_one_sentence_and_the_next_run_goes_on(
+def test_a_full_disk_ends_in_one_sentence_and_the_next_run_continues(
     access: Access, topic: str, fill: Fill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(topic, numbered(0, 100))

@@ -18,7 +18,6 @@ from tests.integration.raw import EXCLUSIVE, FENCING, RawProducer
 from tests.servers import running_server
 
 from onewriter_broker.log.store.keys import Keys
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry
@@ -32,13 +31,14 @@ from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.schema import FORMATS
 from onewriter_pipeline.tables.layout import MESSAGES
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers
 
 LZ4 = 1
 
 
 def files(tables: Tables) -> list[str]:
     """Return all Parquet files in the folder, committed or not."""
-    return [str(path) for path in Path(tables.place.location).glob("messages/**/*.parquet")]
+    return [str(path) for path in Path(tables.place.location).glob("messages/**/*onewriter-*")]
 
 
 def sent_as(producer: RawProducer, number: int, content: bytes, **fields: Any) -> None:
@@ -119,8 +119,8 @@ def test_an_entry_that_cannot_be_read(
     producer.close()
     fill(topic, [b"behind"])
     tables = Tables(str(tmp_path))
-    said = r"the entry \d+:1 cannot be read: its content cannot be uncompressed$"
-    with pytest.raises(TableError, match=said):
+    text = r"the entry \d+:1 cannot be read: its content cannot be uncompressed$"
+    with pytest.raises(TableError, match=text):
         offload(access, tables, topic)
     assert (tables.existing(MESSAGES).state().batch, files(tables)) == (None, [])
     assert offload(access, tables, topic, skip_corrupt=True).rows == 2
@@ -202,7 +202,7 @@ def test_a_topic_without_messages_is_no_mistake(
     assert stored(tables) == [b"first"]
 
 
-def test_a_topic_that_was_never_offloaded_is_told_so(
+def test_a_topic_that_was_never_offloaded_is_reported(
     access: Access, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     tables = Tables(str(tmp_path))

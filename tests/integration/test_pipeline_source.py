@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.integration.conftest import StockClients
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
@@ -21,6 +20,7 @@ from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid, NotFound, PipelineError, Trimmed
 from onewriter_pipeline.read.spans import trimmable_before
 from onewriter_pipeline.schema import MESSAGE_COLUMNS, column_types
+from onewriter_testing.processes import LocalBrokers
 from pyspark_onewriter.options import read_options, stream_options
 from pyspark_onewriter.source import TopicReader
 from pyspark_onewriter.stream import TopicStreamReader
@@ -232,10 +232,10 @@ def test_missing_topics_and_positions_are_reported(
     fill(topic, [])
     assert values(topic) == []
     with (
-        Broker(Access("http://127.0.0.1:9", patience_seconds=0.1)) as nobody,
+        Broker(Access("http://127.0.0.1:9", patience_seconds=0.1)) as unreachable,
         pytest.raises(PipelineError),
     ):
-        nobody.segments(topic)
+        unreachable.segments(topic)
 
 
 def test_a_plan_is_one_snapshot(topic: str, fill: Fill, access: Access) -> None:
@@ -345,7 +345,7 @@ def begun(reader: TopicStreamReader) -> Any:
     return start
 
 
-def test_a_stream_reads_what_comes_in_batches_within_limits(
+def test_a_stream_reads_new_messages_in_batches_within_limits(
     topic: str, fill: Fill, access: Access
 ) -> None:
     fill(topic, numbered(0, 25))
@@ -376,9 +376,7 @@ def test_a_stream_that_ends_with_what_is_there(topic: str, fill: Fill, access: A
     assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
 
 
-def test_a_stream_begins_at_the_end_unless_it_is_told(
-    topic: str, fill: Fill, access: Access
-) -> None:
+def test_a_stream_begins_at_the_end_by_default(topic: str, fill: Fill, access: Access) -> None:
     fill(topic, numbered(0, 5))
     reader = stream(access, topic, startingOffsets="latest")
     start = begun(reader)
@@ -397,7 +395,7 @@ def test_a_small_batch_waits(topic: str, fill: Fill, access: Access) -> None:
     assert reader.latestOffset(first, ReadAllAvailable()) != first
 
 
-def test_a_topic_that_comes_to_a_pattern_is_read_from_its_beginning(
+def test_a_new_topic_of_a_pattern_is_read_from_its_beginning(
     topic: str, fill: Fill, access: Access
 ) -> None:
     fill(f"{topic}-a", numbered(0, 3))
@@ -411,7 +409,7 @@ def test_a_topic_that_comes_to_a_pattern_is_read_from_its_beginning(
     assert read_stream(reader, second, third) == numbered(3, 6)
 
 
-def test_a_stream_behind_a_trim_stops_unless_loss_is_accepted(
+def test_a_stream_that_lags_behind_a_trim_stops_unless_loss_is_accepted(
     topic: str, fill: Fill, access: Access
 ) -> None:
     exclusive = {"access_mode": pulsar.ProducerAccessMode.Exclusive}

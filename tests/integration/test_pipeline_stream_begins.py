@@ -12,13 +12,13 @@ from tests.integration.http_calls import Http
 from tests.integration.offloading import FULL, Fill, numbered, offload
 from tests.integration.streaming import all_of, batches, begun, read, standing, stream
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.errors import LogEnds, Trimmed
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers
 
 ALL = ReadAllAvailable()
 
@@ -58,7 +58,7 @@ def test_a_first_batch_that_is_repeated_loses_nothing(
     fill(topic, numbered(0, 10))
     reader = stream(access, topic, **options)
     start = reader.initialOffset()
-    fill(topic, numbered(10, 20))  # between the two questions
+    fill(topic, numbered(10, 20))  # between the two calls
     end = reader.latestOffset(start, ALL)
     assert end == start
     fill(topic, numbered(20, 30))
@@ -68,7 +68,7 @@ def test_a_first_batch_that_is_repeated_loses_nothing(
     assert all_of(found) == numbered(first, 30)
 
 
-def test_a_first_batch_that_is_repeated_behind_a_trim(
+def test_a_first_batch_that_is_repeated_after_a_trim_is_empty(
     access: Access, topic: str, fill: Fill
 ) -> None:
     fill(topic, numbered(0, 5))
@@ -147,7 +147,7 @@ def test_a_pattern_that_matches_nothing_at_first_keeps_its_limits(
     assert found == [numbered(0, 10), numbered(10, 20), numbered(20, 25)]
 
 
-def test_a_log_that_comes_later_waits_for_nobody(access: Access, topic: str, fill: Fill) -> None:
+def test_a_later_log_does_not_wait_for_earlier_ones(access: Access, topic: str, fill: Fill) -> None:
     fill(f"{topic}-a", numbered(0, 5))
     given = {**pattern_of(topic), "minEntriesPerTrigger": 3, "maxTriggerDelay": "1h"}
     reader = stream(access, "", **given)
@@ -161,7 +161,7 @@ def test_a_log_that_comes_later_waits_for_nobody(access: Access, topic: str, fil
 # ------------------------------------------------------------ the subscription that follows
 
 
-def test_a_repeated_first_batch_acknowledges_nothing_behind_its_end(
+def test_a_repeated_first_batch_acknowledges_nothing_after_its_end(
     access: Access, topic: str, fill: Fill
 ) -> None:
     fill(topic, numbered(0, 5))
@@ -176,7 +176,7 @@ def test_a_repeated_first_batch_acknowledges_nothing_behind_its_end(
     assert all_of(batches(again, end)[0]) == numbered(5, 1010)
 
 
-def test_a_repeated_first_batch_acknowledges_no_log_that_has_come_since(
+def test_a_repeated_first_batch_acknowledges_no_later_log(
     access: Access, topic: str, fill: Fill
 ) -> None:
     fill(f"{topic}-a", numbered(0, 5))

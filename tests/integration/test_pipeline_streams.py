@@ -22,7 +22,6 @@ from tests.integration.streaming import (
     stream,
 )
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
@@ -37,12 +36,14 @@ from onewriter_pipeline.errors import (
     Trimmed,
 )
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers
+from pyspark_onewriter.lag import Lag, lag_of
 from pyspark_onewriter.options import stream_options
 
 # ------------------------------------------------------------ messages per batch
 
 
-def test_a_batch_has_so_many_messages_at_most(access: Access, topic: str, fill: Fill) -> None:
+def test_a_batch_has_a_maximum_number_of_messages(access: Access, topic: str, fill: Fill) -> None:
     batched = {"batching_enabled": True, "batching_max_publish_delay_ms": 100}
     fill(topic, numbered(0, 300))
     fill(topic, numbered(300, 2300), batching_max_messages=40, **batched)
@@ -54,6 +55,25 @@ def test_a_batch_has_so_many_messages_at_most(access: Access, topic: str, fill: 
     assert all_of(found) == numbered(0, 2500)
     assert max(map(len, found)) == 100
     assert len(found) < 2500 / 60  # each except the last one is almost full
+
+
+def test_lag_is_what_follows_the_offsets_of_a_stream(
+    access: Access, topic: str, fill: Fill
+) -> None:
+    fill(topic, numbered(0, 100))
+    reader = stream(access, topic)
+    start = begun(reader)
+    ((log, lag),) = lag_of(start, access).items()
+    assert (log, lag.entries, lag.messages) == (next(iter(start)), 100, 100)
+    with Broker(access) as broker:
+        times = [each.oldest_ms for each in broker.segments(topic).segments if each.oldest_ms]
+    stored_ms = min(times)
+    (later,) = lag_of(start, access, lambda: stored_ms + 7_000).values()
+    assert later.seconds == 7
+    end = reader.latestOffset(start)
+    assert lag_of(end, access) == {log: Lag()}
+    gone = {"persistent://public/default/never": "3:1"}
+    assert lag_of(gone, access) == {}
 
 
 def test_an_entry_with_more_messages_than_a_batch_may_have_is_a_batch(
@@ -114,7 +134,7 @@ def test_a_stream_from_an_epoch_on(access: Access, topic: str, fill: Fill, tmp_p
 @pytest.mark.parametrize(
     "limit", ["maxEntriesPerTrigger", "maxMessagesPerTrigger", "maxBytesPerTrigger"]
 )
-def test_a_stream_begins_in_the_tables_and_goes_on_in_the_log(
+def test_a_stream_begins_in_the_tables_and_continues_in_the_log(
     access: Access, topic: str, fill: Fill, tmp_path: Path, limit: str
 ) -> None:
     tables = Tables(str(tmp_path))
@@ -256,7 +276,7 @@ def test_the_subscription_keeps_what_the_stream_has_not_read(
     assert read(reader, start, first) == numbered(0, 650)
 
 
-def test_the_subscription_goes_where_spark_says_and_never_back(
+def test_the_subscription_follows_sparks_commits_and_never_goes_back(
     access: Access, topic: str, fill: Fill
 ) -> None:
     fill(topic, numbered(0, 100))
@@ -283,9 +303,7 @@ def test_the_subscription_goes_where_spark_says_and_never_back(
     assert standing(access, topic, "spark") == position_of(second[log])
 
 
-def test_topics_that_come_later_are_kept_from_their_beginning(
-    access: Access, topic: str, fill: Fill
-) -> None:
+def test_later_topics_are_kept_from_their_beginning(access: Access, topic: str, fill: Fill) -> None:
     fill(f"{topic}-a", numbered(0, 3))
     named = {"topic": "", "topicsPattern": f".*/{topic}-[ab]"}
     given: dict[str, Any] = {**named, "ackSubscription": "spark"}
@@ -326,7 +344,7 @@ def test_a_move_that_fails_is_made_up_for(
     assert standing(access, topic, "spark") == position_of(first[FULL + topic])
 
 
-def test_where_no_subscription_can_follow_it_is_said() -> None:
+def test_a_source_that_no_subscription_can_follow_reports_that() -> None:
     given = {"topic": "orders", "ackSubscription": "spark", "table": "t", "tier": "cold"}
     with pytest.raises(Invalid, match="tier=cold, which reads no log"):
         stream_options(given, TYPES)

@@ -15,7 +15,6 @@ from tests.integration.conftest import StockClients
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.offloading import Fill, filled, numbered, offload, rows, trim, values
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline import cli
 from onewriter_pipeline.brokers.connection import Access
@@ -25,6 +24,7 @@ from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.schema import DELTA, MESSAGE_COLUMNS, PARQUET, VALUE
 from onewriter_pipeline.tables.layout import MESSAGES, SEGMENTS
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers
 
 # ------------------------------------------------------------ trim, and both tiers
 
@@ -99,7 +99,7 @@ def test_trim_keeps_young_entries_and_those_that_subscriptions_need(
     consumer.close()
 
 
-def test_a_topic_that_changes_hands_meanwhile_is_not_trimmed(
+def test_a_topic_whose_holder_changes_is_not_trimmed(
     access: Access, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     tables = Tables(str(tmp_path))
@@ -232,11 +232,11 @@ def test_a_table_that_was_altered_trims_nothing(
         fill(topic, sent[first:end])
         offload(access, tables, topic)
     fill(topic, sent[299:])
-    said = damage(tables)
+    answer = damage(tables)
     arguments = ["trim", "--admin-url", access.url, "--table", str(tmp_path), "--topic", topic]
     assert cli.run([*arguments, "--table-format", kind]) == 2
     reported = capsys.readouterr().out
-    assert said in reported
+    assert answer in reported
     assert "nothing was trimmed" in reported
     assert values(access, topic) == sent
 

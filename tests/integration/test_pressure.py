@@ -23,11 +23,11 @@ from tests.integration.raw import (
 )
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Delivery, SendReceipt
+from onewriter_testing.processes import LocalBrokers
 
 MEGABYTE = 1024 * 1024
 PENDING_MAX = 2 * MEGABYTE
@@ -126,7 +126,7 @@ def test_a_producer_faster_than_the_store_is_held_back_alone(
     producer.close()
 
 
-def test_a_holder_that_goes_while_it_is_not_read_is_noticed_at_once(
+def test_the_end_of_an_unread_holder_is_detected_immediately(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
     """The store is frozen all the time: nothing makes the broker read from the connection again."""
@@ -166,7 +166,7 @@ def test_a_slow_reader_is_not_buffered_for(
     eventually(lambda: sum(isinstance(c, Delivery) for c, _ in slow.received) == pusher.sent)
 
 
-def test_a_consumer_that_never_acknowledges_gets_what_it_asked_for_and_no_more(
+def test_a_consumer_that_never_acknowledges_gets_only_its_permits(
     pressed: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     producer = follow(pressed, raw, topic, EXCLUSIVE)
@@ -184,7 +184,7 @@ def test_a_consumer_that_never_acknowledges_gets_what_it_asked_for_and_no_more(
     assert again.contents(101) == [b"%d" % n for n in range(101)]
 
 
-def test_a_store_that_is_killed_and_comes_back_loses_nothing(
+def test_a_killed_and_restarted_store_loses_nothing(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
     """Undecided calls are retried with the same positions. The holder keeps its epoch."""
@@ -230,7 +230,7 @@ def test_a_store_that_is_away_gives_clear_answers(
     assert contents_of(pressed.address(), topic) == [b"before", b"during", b"after"]
 
 
-def test_a_full_store_pushes_back_and_goes_on_when_there_is_room(
+def test_a_full_store_delays_producers_until_there_is_space(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
     producer = follow(pressed, raw, topic, EXCLUSIVE)
@@ -308,7 +308,7 @@ def test_ten_thousand_requests_on_one_connection_are_all_answered(
     last.publish(b"nobody of them is left in the way")
 
 
-def test_a_frame_that_is_announced_and_never_comes_costs_little(
+def test_an_announced_frame_that_never_arrives_costs_little_memory(
     pressed: LocalBrokers, raw: RawClients
 ) -> None:
     before = pressed.resident_bytes()

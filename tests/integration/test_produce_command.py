@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.integration.conftest import RawClients
 from tests.integration.raw import FENCING, contents_of
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 SECONDS_MAX = 120.0
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))
@@ -37,7 +37,7 @@ def test_arguments_are_messages(broker: LocalBrokers, topic: str) -> None:
     assert contents_of(broker.address(), topic) == [b"one", b"two"]
 
 
-def test_lines_are_messages_and_each_is_told_its_place(broker: LocalBrokers, topic: str) -> None:
+def test_lines_are_messages_and_each_gets_its_position(broker: LocalBrokers, topic: str) -> None:
     lines = [b"%d" % number for number in range(3_000)] + [b"", "ü".encode(), b"no end"]
     done = produce(
         broker,
@@ -45,10 +45,10 @@ def test_lines_are_messages_and_each_is_told_its_place(broker: LocalBrokers, top
         given=b"\n".join(lines),
     )
     assert done.returncode == 0, done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(said) == len(lines)
-    assert all(each["stored"] is True and each["epoch"] >= 0 for each in said)
-    places = [(each["ledger"], each["entry"], each["batchIndex"]) for each in said]
+    output = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(output) == len(lines)
+    assert all(each["stored"] is True and each["epoch"] >= 0 for each in output)
+    places = [(each["ledger"], each["entry"], each["batchIndex"]) for each in output]
     assert places == sorted(set(places))
     assert len({(ledger, entry) for ledger, entry, _ in places}) < len(lines), "nothing was batched"
 
@@ -80,7 +80,7 @@ def test_a_command_that_waits_for_input_notices_a_takeover(
     assert contents_of(broker.address(), topic) == [b"first"]
 
 
-def test_a_definite_no_and_wrong_words_have_their_exit_codes(
+def test_a_refusal_and_wrong_usage_have_their_exit_codes(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     holder = raw(broker.address()).producer(topic, FENCING)

@@ -51,7 +51,7 @@ def is_stored(holder: RawProducer, number: int) -> bool:
     return holder.client.has_received(SendReceipt, lambda receipt: receipt.sequence_id == number)
 
 
-def test_a_holder_that_stops_publishing_hands_over_where_that_was_asked_for(
+def test_a_holder_that_stops_publishing_hands_over_if_configured(
     raw: RawClients,
 ) -> None:
     with forked_brokers(manifests=MANIFESTS) as brokers:

@@ -54,7 +54,7 @@ STOPS: dict[str, Callable[[Scenario, int], bool]] = {
     "stop",  # the first and the last block have their own answers
     [pytest.param(stop, marks=[pytest.mark.full] * (stop == "in the middle")) for stop in STOPS],
 )
-def test_a_store_that_stops_in_it_holds_nobody_up_for_ever_and_all_rows_are_there_once(
+def test_a_store_that_stops_in_a_publish_blocks_no_caller_forever_and_each_row_is_stored_once(
     stop: str, topic: str, stock: StockClients
 ) -> None:
     settings = {"publish_standstill_seconds": STANDSTILL_SECONDS}
@@ -128,9 +128,7 @@ def _stopped(
     return answer.status
 
 
-def test_the_holder_goes_on_behind_a_publish_that_was_given_up(
-    topic: str, stock: StockClients
-) -> None:
+def test_the_holder_continues_after_an_abandoned_publish(topic: str, stock: StockClients) -> None:
     settings = {"publish_standstill_seconds": STANDSTILL_SECONDS}
     with (
         running_server() as server,
@@ -167,7 +165,7 @@ def test_the_holder_goes_on_behind_a_publish_that_was_given_up(
         assert int(scenario.state("epoch") or b"0") == producer.epoch
 
 
-def test_while_the_store_may_take_it_yet_nobody_is_told_that_it_did_not(
+def test_a_write_with_an_unknown_result_is_not_reported_as_failed(
     topic: str, stock: StockClients
 ) -> None:
     settings = {"publish_standstill_seconds": STANDSTILL_SECONDS}

@@ -7,13 +7,13 @@ import asyncio
 from tests.integration.conftest import RawClients
 
 from onewriter import AccessMode, Client, ProducerOptions
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.processes import LocalBrokers
 
 SECONDS = 120
 
 
-async def test_a_holder_hears_of_stock_clients_that_wait(
+async def test_a_holder_is_notified_of_waiting_stock_clients(
     broker: LocalBrokers, topic: str, raw: RawClients
 ) -> None:
     async with Client(broker.service_url) as client, asyncio.timeout(SECONDS):

@@ -18,12 +18,12 @@ from tests.integration.raw import RawClient, RawConsumer, RawProducer, RefusedBy
 from onewriter import Client, Consumer, ConsumerOptions, NoMessage, SubscriptionType
 from onewriter._consume.stream import Stream
 from onewriter_broker.connection.consumers import PARKED_MAX
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.encoding import encode_flow
 from onewriter_core.wire.messages import entry_payload
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.processes import LocalBrokers
 
 UNACKNOWLEDGED_MAX = 30
 CUTS_MAX = 100
@@ -159,7 +159,7 @@ async def _fail_after_redelivery(
 
 @pytest.mark.campaign
 @pytest.mark.timeout(360 + 5 * ROUNDS)
-async def test_a_connection_that_is_lost_meanwhile(raw: RawClients, topic: str) -> None:
+async def test_redelivery_survives_lost_connections(raw: RawClients, topic: str) -> None:
     """It returns with redelivery, and no message stays filtered."""
     with forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
         producer = raw(brokers.address()).producer(topic)
@@ -273,7 +273,7 @@ def test_a_redelivery_before_subscribe_is_answered_counts(
     assert deliveries(RawConsumer(client, 900), 1) == [(4, b"0")]
 
 
-def test_only_so_many_wait_for_one_consumer(
+def test_redelivery_requests_that_wait_for_one_consumer_are_limited(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     client = raw(broker.address())
@@ -303,7 +303,7 @@ def test_a_redelivery_for_a_consumer_that_is_not_there_is_refused(
         client.answer(pb.CommandSuccess, command.request_id)
 
 
-def test_behind_the_answer_nothing_of_before_is_written(
+def test_after_the_answer_no_earlier_message_is_written(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     producer = raw(broker.address()).producer(topic)

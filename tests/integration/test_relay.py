@@ -17,9 +17,11 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import EXCLUSIVE, contents_of
 from tests.integration.relays import RelayProcess, running_relay
 from tests.integration.secured import REFRESHED_SECONDS, WRITER, secured_broker
+from tests.integration.sidecars import sidecars
 from tests.servers import running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.ports import free_ports
+from onewriter_testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
 RETURN_SECONDS = 300.0
@@ -102,7 +104,7 @@ def test_a_waiter_waits_and_is_promoted(relay: RelayProcess, stock: StockClients
     second.create_producer("queue", access_mode=Mode.WaitForExclusive).send(b"second")
 
 
-def test_a_writer_goes_on_at_the_other_broker_when_its_own_is_frozen(
+def test_a_writer_continues_at_the_other_broker_when_its_own_is_frozen(
     stock: StockClients, tmp_path: Path
 ) -> None:
     """Without the relay, the client notices the frozen broker only by its keep-alive of 30 seconds."""
@@ -146,6 +148,23 @@ def test_a_frozen_writer_is_detected_through_the_relay(
         waiter.send(b"it sent nothing, and answered no ping")
 
 
+def test_beside_a_leader_other_topics_are_written_and_this_one_is_read(
+    broker: LocalBrokers, stock: StockClients, topic: str, tmp_path: Path
+) -> None:
+    port = free_ports(1)
+    with sidecars(tmp_path, broker.service_url, topic, "a", relay_port=port) as (leader,):
+        session = leader.lead()
+        client = stock(f"pulsar://127.0.0.1:{port}")
+        for mode in (Mode.Shared, Mode.Exclusive, Mode.WaitForExclusive, Mode.ExclusiveWithFencing):
+            with pytest.raises(pulsar.NotAllowedError):
+                client.create_producer(topic, access_mode=mode)
+        client.create_producer(f"{topic}-other", access_mode=Mode.Exclusive).send(b"allowed")
+        assert leader.publish(b"led", session)[0] == 200
+        reader = client.create_reader(topic, MessageId.earliest)
+        assert reader.read_next(RECEIVE_MS).data() == b"led"
+        assert leader.standing()["session"] == session
+
+
 @pytest.mark.parametrize(
     "seconds", [0, pytest.param(REFRESHED_SECONDS, marks=pytest.mark.full)], ids=["once", "renewed"]
 )
@@ -164,8 +183,8 @@ def test_tls_and_the_pods_token_are_the_relays_affair(
         for _ in range(seconds * 10):
             producer.send(b"again")
             time.sleep(0.1)
-        stranger = stock(
+        unauthorized = stock(
             relay.url, authentication=pulsar.AuthenticationToken(secured.token("stranger"))
         )
         with pytest.raises(pulsar.PulsarException):
-            stranger.create_producer("orders")
+            unauthorized.create_producer("orders")

@@ -16,8 +16,8 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import EXCLUSIVE, contents_of, entries_of
 from tests.servers import running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.messages import parse_metadata
+from onewriter_testing.processes import LocalBrokers
 
 CUTS = 6
 MESSAGES = 1500

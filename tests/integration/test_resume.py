@@ -20,8 +20,8 @@ from tests.integration.raw import (
     eventually,
 )
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
+from onewriter_testing.processes import LocalBrokers
 
 MODES = {"Exclusive": EXCLUSIVE, "WaitForExclusive": WAIT, "ExclusiveWithFencing": FENCING}
 
@@ -43,7 +43,7 @@ def test_a_holder_that_reconnects_before_anybody_else_keeps_its_epoch(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("waiters", [1, 20])
-def test_a_holder_that_reconnects_behind_a_waiter_is_fenced(
+def test_a_holder_that_reconnects_after_a_waiter_was_promoted_is_fenced(
     broker: LocalBrokers, raw: RawClients, topic: str, mode: str, waiters: int
 ) -> None:
     """Without a change of the broker no time is reserved for it, so no waiter waits in vain."""
@@ -69,18 +69,18 @@ def test_a_holder_whose_old_connection_still_looks_alive_replaces_it(
     broker: LocalBrokers, raw: RawClients, topic: str, mode: str
 ) -> None:
     """Pulsar fences it for ever, or queues it after its own lost connection."""
-    ghost = raw(broker.address()).producer(topic, MODES[mode], name="holder")
-    ghost.client.freeze()
+    former = raw(broker.address()).producer(topic, MODES[mode], name="holder")
+    former.client.freeze()
     back = raw(broker.address()).producer(
-        topic, MODES[mode], name="holder", epoch=ghost.epoch, reconnects=1
+        topic, MODES[mode], name="holder", epoch=former.epoch, reconnects=1
     )
-    assert back.epoch == ghost.epoch
-    ghost.client.thaw()
-    ghost.closed_by_broker()
+    assert back.epoch == former.epoch
+    former.client.thaw()
+    former.closed_by_broker()
     back.publish(b"only once")
 
 
-def test_an_epoch_that_nobody_granted_is_fenced(
+def test_an_epoch_that_was_never_granted_is_fenced(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     holder = raw(broker.address()).producer(topic, EXCLUSIVE, name="holder")
@@ -154,7 +154,7 @@ def test_a_stock_client_resumes_through_a_cut_and_through_a_second_start(
         brokers.stop()
 
 
-def test_after_a_second_start_waiters_come_when_the_holder_does_not(
+def test_after_a_second_start_a_waiter_is_promoted_if_the_holder_does_not_return(
     raw: RawClients, topic: str
 ) -> None:
     with forked_brokers() as brokers:

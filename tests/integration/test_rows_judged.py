@@ -10,7 +10,7 @@ WHOLE = list(range(COUNT))
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         (WHOLE[:40] + WHOLE[41:], "1 rows are lost: 40"),
         (WHOLE[:-1], "1 rows are lost: 99"),
@@ -23,8 +23,8 @@ WHOLE = list(range(COUNT))
         ([], "100 rows are lost"),
     ],
 )
-def test_errors_name_the_wrong_value(found: list[int], said: str) -> None:
-    assert any(each.startswith(said) for each in faults(found, COUNT))
+def test_errors_name_the_wrong_value(found: list[int], message: str) -> None:
+    assert any(each.startswith(message) for each in faults(found, COUNT))
 
 
 def test_every_row_once_in_order_is_right() -> None:

@@ -25,7 +25,7 @@ from onewriter import (
     ProducerOptions,
     Refused,
 )
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 MESSAGES = 1_200
 CUTS = 6
@@ -104,27 +104,29 @@ async def test_under_load_a_takeover_leaves_no_doubt(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     """On a live connection each message is either stored or definitely not: none is unknown."""
-    said = Said()
+    answer = Said()
     async with Client(broker.service_url) as client, Candidacy(client, topic) as candidate:
         for number in range(ROUNDS):
             term = await candidate.lead()
             taking = asyncio.get_running_loop().run_in_executor(
                 None, _take_over, broker, raw, topic
             )
-            await said.publish(term, number)
+            await answer.publish(term, number)
             await taking
             await term.over()
     log = await asyncio.to_thread(contents_of, broker.address(), topic)
-    said.check(log)
-    assert said.unknown == set()
-    assert said.stored == set(log)
+    answer.check(log)
+    assert answer.unknown == set()
+    assert answer.stored == set(log)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(360 + 5 * ROUNDS)
-async def test_a_cut_and_a_takeover_at_once_are_told_truly(raw: RawClients, topic: str) -> None:
+async def test_a_network_cut_with_a_takeover_is_reported_correctly(
+    raw: RawClients, topic: str
+) -> None:
     """Messages in flight are unknown. Results that are reported as definite are correct."""
-    said = Said()
+    answer = Said()
     with forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
         with CuttingProxy(brokers.address(), cuts=0, bytes_between=2) as proxy:
 
@@ -138,10 +140,10 @@ async def test_a_cut_and_a_takeover_at_once_are_told_truly(raw: RawClients, topi
                     term = await candidate.lead()
                     loop = asyncio.get_running_loop()
                     taking = loop.run_in_executor(None, cut_and_take_over, number)
-                    await said.publish(term, number)
+                    await answer.publish(term, number)
                     await taking
         log = await asyncio.to_thread(contents_of, brokers.address(), topic)
-    said.check(log)
+    answer.check(log)
 
 
 class Said:

@@ -32,10 +32,10 @@ from onewriter import (
     Refused,
     Unreadable,
 )
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
 SMALL_ENTRY_BYTES_MAX = 64 * 1024
@@ -99,8 +99,8 @@ async def test_the_sdk_reads_its_own_messages(
         await consumer.acknowledge(found[1])
         await consumer.redeliver_unacknowledged()
         assert contents(await take(consumer, 2)) == [b"in front", b"behind"]
-        behind = await client.create_reader(topic, ids[1])
-        assert contents(await take(behind, 1)) == [b"behind"]
+        reader = await client.create_reader(topic, ids[1])
+        assert contents(await take(reader, 1)) == [b"behind"]
 
 
 async def test_stock_clients_read_chunks_of_the_sdk(
@@ -132,7 +132,7 @@ async def test_stock_clients_read_chunks_of_the_sdk(
     await asyncio.to_thread(read)
 
 
-async def test_without_the_option_it_is_refused_and_the_rest_goes_on(
+async def test_without_the_option_it_is_refused_and_the_rest_continues(
     broker: LocalBrokers, topic: str
 ) -> None:
     async with Client(broker.service_url) as client:
@@ -156,7 +156,9 @@ async def test_a_stream_through_a_network_that_cuts(proxied: LocalBrokers, topic
             assert contents(await take(reader, len(written))) == written
         assert proxy.cuts_left <= 0, "nothing was cut"
     entries = await asyncio.to_thread(entries_of, proxied.address(), topic)
-    places = [(said.sequence_id, said.chunk_id) for said in map(parse_metadata, entries)]
+    places = [
+        (metadata.sequence_id, metadata.chunk_id) for metadata in map(parse_metadata, entries)
+    ]
     assert places == sorted(set(places))
 
 
@@ -217,7 +219,7 @@ async def test_a_takeover_in_the_middle_leaves_nothing_that_is_read(
     assert not refused & whole
     assert refused, "nothing was fenced in the middle"
     entries = await asyncio.to_thread(entries_of, narrow.address(), topic)
-    begun = {said.uuid for said in map(parse_metadata, entries) if said.uuid}
+    begun = {metadata.uuid for metadata in map(parse_metadata, entries) if metadata.uuid}
     assert len(begun) > len(whole), "the log has no half"
 
 
@@ -233,7 +235,7 @@ async def read_all(brokers: LocalBrokers, topic: str) -> list[bytes]:
 
 def send_chunk(writer: RawProducer, number: int, count: int) -> None:
     """Send one of a message's chunks, as a slow writer."""
-    said = pb.MessageMetadata(
+    answer = pb.MessageMetadata(
         producer_name=writer.name,
         sequence_id=0,
         publish_time=1,
@@ -241,7 +243,7 @@ def send_chunk(writer: RawProducer, number: int, count: int) -> None:
         chunk_id=number,
         num_chunks_from_msg=count,
     )
-    entry = build_entry(said, b"%d" % number)
+    entry = build_entry(answer, b"%d" % number)
     header = encode_send_header(writer.producer_id, 0, len(entry), is_chunk=True)
     writer.client.write(header + entry)
     writer.receipt(0)

@@ -26,7 +26,7 @@ from onewriter import (
     Refused,
     SubscriptionType,
 )
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 MESSAGES = 2_000
 CUTS = 8
@@ -229,7 +229,7 @@ async def test_failover_hands_over_to_the_standby(
         assert ben.is_active
 
 
-async def test_refusals_are_told_at_once(broker: LocalBrokers, topic: str) -> None:
+async def test_refusals_are_reported_immediately(broker: LocalBrokers, topic: str) -> None:
     async with Client(broker.service_url) as client:
         consumer = await client.subscribe(topic, "s")
         with pytest.raises(Refused, match="already connected"):

@@ -93,9 +93,7 @@ async def test_acknowledging_and_coming_back(client: Client, topic: str) -> None
     await consumer.unsubscribe()
 
 
-async def test_redelivery_filters_by_epoch_though_nobody_answers(
-    client: Client, topic: str
-) -> None:
+async def test_redelivery_filters_by_epoch_without_an_answer(client: Client, topic: str) -> None:
     producer = await client.create_producer(topic)
     consumer = await client.subscribe(topic, "s", ConsumerOptions(kind=SubscriptionType.FAILOVER))
     written = 0

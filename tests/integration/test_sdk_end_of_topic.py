@@ -25,8 +25,8 @@ from onewriter import (
     SharedMap,
     SubscriptionType,
 )
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
+from onewriter_testing.processes import LocalBrokers
 
 SECONDS_MAX = 60.0
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))

@@ -28,8 +28,8 @@ from onewriter import (
     ProducerOptions,
     Refused,
 )
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.verify.cli import verify_command
+from onewriter_testing.processes import LocalBrokers
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ async def test_a_leader_writes_elsewhere_until_it_is_deposed(
     assert await stored(broker, target) == [b"%d" % number for number in range(50)]
 
 
-async def test_elsewhere_a_leader_who_heard_of_nothing_is_refused_by_the_proof(
+async def test_in_another_bucket_a_leader_that_was_not_notified_is_refused_by_the_proof(
     broker: LocalBrokers, topic: str
 ) -> None:
     """Its connection to the guarding topic's broker is cut: it cannot know, and does not write."""
@@ -101,8 +101,8 @@ async def test_a_seal_keeps_earlier_leaders_out_without_a_message(
     target = elsewhere(broker, topic)
     async with leading(broker, topic) as leadership, Client(broker.service_url) as other:
         # Not the leadership's own producer, which ends with it: one that does not know of the takeover.
-        asked = ProducerOptions(properties=leadership.guard.properties())
-        old = await other.create_producer(target, asked)
+        request = ProducerOptions(properties=leadership.guard.properties())
+        old = await other.create_producer(target, request)
         await old.send(b"before")
         successor = Leadership(await other.create_producer(topic, FENCING), other)
         await old.send(b"proved before the takeover, and behind no seal")
@@ -125,7 +125,7 @@ async def test_guarded_producers_are_closed_after_a_handover(
                 await refused
 
 
-async def test_guarded_writes_go_on_through_a_dead_broker(topic: str) -> None:
+async def test_guarded_writes_continue_through_a_dead_broker(topic: str) -> None:
     with forked_brokers() as brokers:
         targets = [beside(topic), elsewhere(brokers, topic)]
         async with leading(brokers, topic) as leadership:

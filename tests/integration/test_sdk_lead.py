@@ -32,7 +32,7 @@ from onewriter import (
     Refused,
     ServerError,
 )
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 pytestmark = pytest.mark.timeout(900)  # Pulsar's jars are fetched once, which takes minutes
 
@@ -85,7 +85,9 @@ async def notice(server: Server, leadership: Leadership) -> None:
 # ---------------------------------------------------------------- leading
 
 
-async def test_leaders_follow_each_other_and_say_who_they_are(server: Server, topic: str) -> None:
+async def test_leaders_follow_each_other_and_announce_themselves(
+    server: Server, topic: str
+) -> None:
     epochs = []
     async with Client(server.url) as client:
         assert await client.leader(topic) is None
@@ -95,11 +97,15 @@ async def test_leaders_follow_each_other_and_say_who_they_are(server: Server, to
             ) as leads:
                 epochs.append(leads.epoch)
                 await leads.send(name.encode())
-            said = await client.leader(topic)
-            assert said is not None
-            assert (said.identity, said.epoch, said.priority) == (name, leads.epoch, 3)
-            assert said.metadata == {"by": name}
-            assert said == leads.info({"by": name})
+            announced = await client.leader(topic)
+            assert announced is not None
+            assert (announced.identity, announced.epoch, announced.priority) == (
+                name,
+                leads.epoch,
+                3,
+            )
+            assert announced.metadata == {"by": name}
+            assert announced == leads.info({"by": name})
     assert epochs == sorted(set(epochs))
     assert await contents_of(server.url, topic) == [b"first", b"second", b"third"]
 
@@ -120,8 +126,8 @@ async def test_a_leader_knows_what_the_one_before_left_and_loses_nothing_of_it(
             assert second.predecessor == first.info({"number": 199})
         async with client.lead(topic, identity="third", read_predecessor=True) as third:
             assert third.predecessor == second.info({"number": 199})
-            said = await client.leader(topic)
-            assert said == third.info({"number": 199})
+            announced = await client.leader(topic)
+            assert announced == third.info({"number": 199})
     assert await contents_of(server.url, topic) == [b"%d" % number for number in range(201)]
 
 
@@ -129,11 +135,11 @@ async def test_the_leader_is_found_before_many_later_messages(server: Server, to
     async with Client(server.url) as client, client.lead(topic, metadata="old") as leadership:
         receipts = [await leadership.submit(b"%d" % number) for number in range(3_000)]
         await asyncio.gather(*receipts)
-        said = await client.leader(topic)
-        assert said == leadership.info("old")
+        announced = await client.leader(topic)
+        assert announced == leadership.info("old")
         await leadership.announce("new")
-        said = await client.leader(topic)
-        assert said == leadership.info("new")
+        announced = await client.leader(topic)
+        assert announced == leadership.info("new")
 
 
 async def test_of_a_compacted_topic_the_leader_is_still_known(
@@ -179,9 +185,7 @@ async def test_the_next_in_line_leads_as_soon_as_the_former_has_handed_over(
     assert contents == [b"former", *(name.encode() for name in order)]
 
 
-async def test_a_leader_that_is_deposed_is_told_and_writes_no_more(
-    server: Server, topic: str
-) -> None:
+async def test_a_deposed_leader_is_notified_and_writes_no_more(server: Server, topic: str) -> None:
     reported: list[OnewriterError] = []
     async with (
         Client(server.url) as client,
@@ -269,9 +273,9 @@ def test_a_program_without_a_loop_leads_too(server: Server, topic: str) -> None:
                 read = [reader.next(timeout_seconds=SECONDS_MAX) for _ in range(2)]
                 assert read[1].content == b"blocking"
                 assert reader.last_message_id() == read[1].id
-            said = other.leader(topic)
-            assert said is not None
-            assert (said.epoch, said.metadata) == (leadership.epoch, [1, 2])
+            announced = other.leader(topic)
+            assert announced is not None
+            assert (announced.epoch, announced.metadata) == (leadership.epoch, [1, 2])
             other.create_producer(topic, FENCING).close()
             if not server.is_onewriter:
                 with pytest.raises((Fenced, OutcomeUnknown)):
@@ -383,12 +387,12 @@ async def test_a_stock_broker_is_sent_none_of_our_own_commands(
 async def test_a_stock_client_takes_part_in_the_same_election(
     server: Server, topic: str, stock: StockClients
 ) -> None:
-    theirs = stock(server.url)
+    other = stock(server.url)
     mode = pulsar.ProducerAccessMode.WaitForExclusive
     async with Client(server.url) as client:
         async with client.lead(topic, announce=False) as leadership:
             waiting = asyncio.get_running_loop().run_in_executor(
-                None, lambda: theirs.create_producer(topic, access_mode=mode)
+                None, lambda: other.create_producer(topic, access_mode=mode)
             )
             await asyncio.sleep(0.5)
             await leadership.send(b"ours")

@@ -9,7 +9,7 @@ from tests.integration.test_atomic_publish import Reader, epoch_of, holder
 
 import onewriter.sync
 from onewriter import AccessMode, Client, ConfigurationError, Fenced, Unavailable
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 
 async def test_a_leader_of_a_partitioned_topic_leads_each_partition_under_one_epoch(

@@ -13,8 +13,8 @@ from tests.integration.test_guards import beside
 from tests.integration.test_sdk_guarded import leading
 
 from onewriter import Batching, Leadership, OutcomeUnknown, Producer, ProducerOptions
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.messages import entry_payload, iterate_batch, parse_metadata
+from onewriter_testing.processes import LocalBrokers
 
 TRANSACTIONS = 500
 PENDING_MAX = 50

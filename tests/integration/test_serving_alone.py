@@ -10,7 +10,7 @@ from tests.integration.following import placed
 from tests.integration.forked_brokers import forked_brokers
 
 from onewriter import AccessMode, Client, Leadership, ProducerOptions
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 SECONDS = 1.0
 OPTIONS = ProducerOptions(serve_seconds=SECONDS)

@@ -19,7 +19,7 @@ from tests.state.map_contract import LIMITS, MapContract
 
 from onewriter import Client, ConfigurationError, Refused
 from onewriter.state import Checkpoints, SharedMap
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 NEVER = Checkpoints(writes=10**9)
 
@@ -205,7 +205,7 @@ async def test_state_is_linearizable_while_brokers_are_killed(topic: str) -> Non
             await _campaign([one, other], topic, rounds, kill, pause_seconds=1.0)
 
 
-async def test_opening_from_a_checkpoint_reads_only_what_is_behind_it(
+async def test_opening_from_a_checkpoint_reads_only_the_entries_after_it(
     broker: LocalBrokers, topic: str
 ) -> None:
     async with Client(broker.service_url) as client:

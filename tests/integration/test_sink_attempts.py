@@ -28,11 +28,11 @@ from tests.integration.leaders import program
 from tests.integration.sinks import full
 from tests.integration.test_atomic_publish import Reader, holder, rows
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.errors import Conflict, MissingPart, PipelineError
 from onewriter_pipeline.lead.leader import Leader
 from onewriter_pipeline.publish import staging
 from onewriter_pipeline.publish.lead_session import LeadSession
+from onewriter_testing.processes import LocalBrokers
 from pyspark_onewriter import sink
 
 APP: Final = "job"
@@ -272,11 +272,11 @@ def a_driver_is_superseded_in_a_batch(log: Log) -> None:
     query.commit([query.write(0, rows(0, 10))])
     messages: Messages = [query.write(0, rows(10, 10), batch=1)]
     other = log.stream(elsewhere=True, **fencing)
-    theirs: Messages = [other.write(0, rows(10, 10), batch=1)]
+    others: Messages = [other.write(0, rows(10, 10), batch=1)]
     with expected(Conflict, "is led by spark-"):
         query.commit(messages, batch=1)
     query.abort(messages, batch=1)
-    other.commit(theirs, batch=1)
+    other.commit(others, batch=1)
     assert log.stored() == list(range(20))
     other.abort([], batch=2)  # it ends
 
@@ -557,6 +557,6 @@ MUTANTS: Final[tuple[tuple[Mutant, tuple[Scenario, ...]], ...]] = (
     [(mutant, scenario) for mutant, scenarios in MUTANTS for scenario in scenarios],
     ids=lambda each: each.__name__,
 )
-def test_a_sink_that_is_broken_is_found_out(log: Log, mutant: Mutant, scenario: Scenario) -> None:
+def test_a_broken_sink_is_detected(log: Log, mutant: Mutant, scenario: Scenario) -> None:
     with mutant(log), pytest.raises((AssertionError, PipelineError)):
         scenario(log)

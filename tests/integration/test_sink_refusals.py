@@ -25,7 +25,6 @@ from tests.integration.sinks import (
 )
 from tests.integration.test_atomic_publish import Reader, holder
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.topic.publish import staged_rows
 from onewriter_core.log_format.limits import PUBLISH_VERSION_MAX
 from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
@@ -33,6 +32,7 @@ from onewriter_pipeline.lead.requests import WAIT_FOR_EXCLUSIVE, Grant
 from onewriter_pipeline.publish import transfer
 from onewriter_pipeline.publish.parts import ENTRY_HEAD_BYTES, ROW_AND_KEY_BYTES_MAX, pack
 from onewriter_pipeline.publish.transfer import TransferLimits
+from onewriter_testing.processes import LocalBrokers
 
 LONG_APP = "a" * 200
 
@@ -81,7 +81,7 @@ def test_the_largest_row_with_a_key_is_published(
     assert (len(message.data()), message.partition_key()) == (value_bytes, key)
 
 
-def test_a_batch_is_finished_though_a_later_one_was_begun(
+def test_a_batch_is_finished_although_a_later_one_began(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     client = stock(broker.service_url)
@@ -131,7 +131,7 @@ def test_a_batch_that_one_topic_refuses_permanently_is_published_to_none(
 
 
 @pytest.mark.parametrize("guarantee", transfer.GUARANTEES)
-def test_an_epoch_goes_on_over_the_partitions_that_it_leads(
+def test_an_epoch_continues_over_the_partitions_that_it_leads(
     broker: LocalBrokers, topic: str, stock: StockClients, guarantee: str
 ) -> None:
     """Partitions that are added while a program leads a topic are used once it leads it again."""

@@ -35,7 +35,6 @@ from tests.integration.sinks import (
 )
 from tests.integration.test_atomic_publish import Reader, epoch_of, holder, number_of
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.binaries import binaries
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
@@ -45,6 +44,7 @@ from onewriter_pipeline.publish import transfer
 from onewriter_pipeline.publish.hashing import JAVA, MURMUR, partition_of, partitions_of
 from onewriter_pipeline.publish.lead_session import LeadSession
 from onewriter_pipeline.publish.transfer import AT_LEAST_ONCE, PublishTarget, TransferLimits
+from onewriter_testing.processes import LocalBrokers
 
 ATTEMPTS_MAX = 50
 
@@ -232,7 +232,7 @@ def test_a_leader_of_a_topic_leads_all_its_partitions(
     assert sum(map(len, stored(client, topic, 3))) == 100
 
 
-def test_a_python_producer_that_is_told_how_sends_a_key_to_the_same_partition(
+def test_a_configured_python_producer_sends_a_key_to_the_same_partition(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     partitioned(broker, topic, 5)
@@ -251,7 +251,7 @@ def test_a_python_producer_that_is_told_how_sends_a_key_to_the_same_partition(
 # ------------------------------------------------------------ how a driver starts to lead
 
 
-def test_a_driver_deposes_whoever_leads_where_that_is_asked_for(
+def test_a_driver_deposes_the_leader_if_requested(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     client = stock(broker.service_url)
@@ -266,7 +266,7 @@ def test_a_driver_deposes_whoever_leads_where_that_is_asked_for(
     assert Reader(client, topic).numbers() == [1, 2]
 
 
-def test_a_driver_waits_in_the_line_where_that_is_asked_for(
+def test_a_driver_joins_the_queue_if_configured(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     http = Http(broker.http_url)

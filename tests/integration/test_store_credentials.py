@@ -11,8 +11,8 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import EXCLUSIVE
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.store_rights import broker_acl_rules
+from onewriter_testing.processes import LocalBrokers
 
 USER = "broker"
 FIRST, SECOND = "password-1", "password-2"
@@ -52,7 +52,7 @@ def test_a_rotated_password_counts_from_the_next_connection_on(
         assert SECOND not in brokers.log()
 
 
-def test_a_missing_password_is_waited_for_and_said(
+def test_the_installation_waits_for_a_missing_password_and_reports_it(
     guarded: StoreServer, tmp_path: Path, raw: RawClients
 ) -> None:
     file = tmp_path / "password"

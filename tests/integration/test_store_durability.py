@@ -14,13 +14,13 @@ from tests.integration.following import follow
 from tests.integration.raw import EXCLUSIVE, RefusedByBroker
 from tests.servers import running_pair, running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
+from onewriter_testing.processes import LocalBrokers
 
 pytestmark = pytest.mark.timeout(360)
 
 
-def test_replicated_waits_for_its_replica_and_nobody_else_does(topic: str) -> None:
+def test_only_replicated_topics_wait_for_the_replica(topic: str) -> None:
     manifests = declared((topic, "Replicated"), (f"{topic}-local", "Local"))
     with (
         running_pair() as (primary, replica),
@@ -43,7 +43,7 @@ def test_replicated_waits_for_its_replica_and_nobody_else_does(topic: str) -> No
         assert len(careful.epochs) == 1
 
 
-def test_a_topic_that_wants_more_than_the_store_has_is_refused_alone(
+def test_a_topic_with_a_durability_that_the_store_lacks_is_refused_alone(
     topic: str, raw: RawClients
 ) -> None:
     manifests = declared((topic, "Replicated"), (f"{topic}-local", "Local"))
@@ -53,12 +53,12 @@ def test_a_topic_that_wants_more_than_the_store_has_is_refused_alone(
             client.producer(topic, EXCLUSIVE)
         assert refused.value.code is ServerError.NOT_ALLOWED_ERROR
         client.producer(f"{topic}-local", EXCLUSIVE).publish(b"1")
-        said = brokers.wait_for_event("topic.refused")
-        assert str(said["topic"]).endswith(topic)
-        assert "can promise Local at most" in str(said["reason"])
+        answer = brokers.wait_for_event("topic.refused")
+        assert str(answer["topic"]).endswith(topic)
+        assert "can promise Local at most" in str(answer["reason"])
 
 
-def test_a_topic_is_served_once_the_store_has_what_it_wants(topic: str, raw: RawClients) -> None:
+def test_a_topic_is_served_once_the_store_has_its_durability(topic: str, raw: RawClients) -> None:
     with (
         running_server(listens_on_tcp=True) as primary,
         running_server(listens_on_tcp=True) as replica,
@@ -80,6 +80,6 @@ def test_a_store_weaker_than_the_minimum_is_refused() -> None:
         )
         brokers.start(wait=False)
         assert brokers.wait_ended() == 2
-        (said,) = brokers.events("broker.refused")
-        assert "at most durability Local" in str(said["reason"])
+        (answer,) = brokers.events("broker.refused")
+        assert "at most durability Local" in str(answer["reason"])
         brokers.stop()

@@ -25,9 +25,9 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import contents_of, eventually
 from tests.servers import SERVER_KINDS, StoreServer, running_pair, running_server
 
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_broker.verbs.adopt import adopt as adopt_command
 from onewriter_core.errors import Unavailable
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 pytestmark = pytest.mark.timeout(360 + 15 * ROUNDS)
 
@@ -263,9 +263,11 @@ def test_flushall_is_refused_until_a_person_decides(topic: str) -> None:
         brokers.wait_for_event("entries.in_doubt")
         acknowledged = writer.at_rest()
         time.sleep(1.0)
-        assert len(writer.acked) == acknowledged, "something was acknowledged into the void"
-        status, said = Http(brokers.http_url)("GET", "/readyz")
-        assert "holds nothing" in " ".join(said["buckets"]["waiting"].values())
+        assert len(writer.acked) == acknowledged, (
+            "a message was acknowledged although the store was empty"
+        )
+        status, answer = Http(brokers.http_url)("GET", "/readyz")
+        assert "holds nothing" in " ".join(answer["buckets"]["waiting"].values())
         assert status == 200, "buckets that had granted nothing are served"
         done = CliRunner().invoke(
             adopt_command,

@@ -30,10 +30,10 @@ from tests.integration.raw import (
     eventually,
 )
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import SendReceipt
+from onewriter_testing.processes import LocalBrokers
 
 CLOCKS_MS = 1_000
 """How far the wall clock of the clients and the monotonic clock of the broker may drift apart during a test."""
@@ -172,7 +172,9 @@ def test_the_leader_is_frozen_and_wakes_up(
     check_reported_outage(attentive, stock, topic)
 
 
-def test_the_loser_is_told_at_once(broker: LocalBrokers, raw: RawClients, topic: str) -> None:
+def test_the_loser_is_notified_immediately(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
     loser = raw(broker.address()).producer(topic, EXCLUSIVE)
     raw(broker.address()).producer(topic, FENCING)
     loser.closed_by_broker()
@@ -193,7 +195,7 @@ def test_other_producers_on_the_losers_connection_are_not_disturbed(
 
 @pytest.mark.campaign
 @pytest.mark.timeout(360 + 10 * ROUNDS)
-def test_receipts_of_what_was_appended_come_before_the_close(
+def test_receipts_of_appended_entries_precede_the_close(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     """Messages in flight at a takeover have a receipt and are in the log, or neither. None follows the close."""
@@ -201,13 +203,13 @@ def test_receipts_of_what_was_appended_come_before_the_close(
         name = f"{topic}-{number}"
         loser = raw(broker.address()).producer(name, EXCLUSIVE)
         taker = raw(broker.address())
-        asked = None
+        request = None
         for sequence in range(400):
             loser.send(b"%d" % sequence)
             if sequence == 40 * (number % 10):
-                asked = taker.ask_producer(name, FENCING)
-        assert asked is not None
-        asked.ready().publish(b"the new one's first")
+                request = taker.ask_producer(name, FENCING)
+        assert request is not None
+        request.ready().publish(b"the new one's first")
         loser.closed_by_broker()
         receipted = [c.sequence_id for c, _ in loser.client.received if isinstance(c, SendReceipt)]
         loser.client.ping()
@@ -240,7 +242,9 @@ def test_sends_of_a_woken_writer_are_refused_and_not_in_the_log(
     assert contents_of(attentive.address(), topic) == [b"before", b"after"]
 
 
-def test_a_stale_fencer_evicts_nobody(broker: LocalBrokers, raw: RawClients, topic: str) -> None:
+def test_a_stale_fencer_deposes_no_holder(
+    broker: LocalBrokers, raw: RawClients, topic: str
+) -> None:
     """Pulsar disconnects all producers before it compares the epoch."""
     stale = raw(broker.address()).producer(topic, FENCING)
     owner = raw(broker.address()).producer(topic, FENCING)
@@ -274,7 +278,7 @@ def test_a_waiter_with_an_old_epoch_is_fenced_and_not_queued(
 
 @pytest.mark.campaign
 @pytest.mark.timeout(360 + 10 * ROUNDS)
-def test_of_a_fencer_a_sharer_and_a_waiter_at_once_only_one_writes(
+def test_of_a_concurrent_fencer_sharer_and_waiter_only_one_writes(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     """Pulsar allows two exclusive writers at once while old sends are in flight."""

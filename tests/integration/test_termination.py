@@ -17,10 +17,10 @@ from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, WAIT, RefusedByBroker, contents_of
 from tests.servers import running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId
+from onewriter_testing.processes import LocalBrokers
 
 JAVA = "Pulsar-Java-v4.0.7"
 
@@ -103,7 +103,7 @@ def test_messages_acknowledged_during_a_termination_are_before_the_end(
     assert stored == [b"%d" % number for number in range(len(stored))]
 
 
-def test_a_java_consumer_is_told_when_it_has_acknowledged_everything(
+def test_a_java_consumer_reaches_the_end_after_its_last_acknowledgement(
     mortal: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     http, client = Http(mortal.http_url), raw(mortal.address(), version=JAVA)
@@ -158,7 +158,7 @@ def test_partitions_end_one_by_one_or_all_together(
         client.producer(f"{topic}-partition-2")
 
 
-def test_a_topic_of_the_same_name_begins_anew_when_the_old_one_was_deleted(
+def test_a_topic_of_the_same_name_begins_again_when_the_old_one_was_deleted(
     mortal: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     http, client = Http(mortal.http_url), raw(mortal.address())

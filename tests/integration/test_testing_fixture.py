@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+import sys
 
 import pytest
 from tests.integration.conftest import StockClients
@@ -21,7 +21,11 @@ def test_an_applications_test_gets_a_real_broker(stock: StockClients) -> None:
         assert "broker.listening" in brokers.log()
 
 
-def test_without_the_broker_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
-    with pytest.raises(ConfigurationError, match=r"pip install 'onewriter\[broker,embedded\]'"):
+def test_without_the_broker_the_error_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "onewriter_testing.processes", None)
+    with pytest.raises(
+        ConfigurationError, match=r"pip install 'onewriter\[broker,embedded,testing\]'"
+    ):
         running_brokers()

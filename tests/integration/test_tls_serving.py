@@ -23,11 +23,11 @@ from tests.integration.raw import EXCLUSIVE, FENCING, contents_of, eventually
 from urllib3.exceptions import InsecureRequestWarning
 
 from onewriter import AccessMode, Client, Limits, ProducerOptions, Tls, Unavailable
-from onewriter_broker.testing.ports import free_ports
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Invalid
+from onewriter_testing.ports import free_ports
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 NAMES = [f"tls-{number}" for number in range(8)]
 """Topics, of which each broker serves some."""
@@ -117,7 +117,7 @@ async def test_the_sdk_stays_on_tls_from_broker_to_broker(
         assert await asyncio.to_thread(contents_of, owner, f"sdk-{name}") == [b"over tls"]
 
 
-async def test_the_sdk_that_trusts_nobody_does_not_get_in(
+async def test_the_sdk_without_an_authority_cannot_connect(
     site: Site, secured: LocalBrokers
 ) -> None:
     limits = Limits(operation_timeout_seconds=6)
@@ -126,7 +126,7 @@ async def test_the_sdk_that_trusts_nobody_does_not_get_in(
             await client.create_producer("tls-0", ALONE)
 
 
-def test_a_stock_client_that_trusts_nobody_does_not_get_in(
+def test_a_stock_client_without_an_authority_cannot_connect(
     site: Site, secured: LocalBrokers, stock: StockClients
 ) -> None:
     client = stock(f"pulsar+ssl://127.0.0.1:{site.port}", operation_timeout_seconds=3)
@@ -158,9 +158,9 @@ def test_a_broker_has_another_one_delete_topics_over_https(
     assert {secured.target_of(name) for name in names} == {0, 1}
     for name in names:
         raw(secured.address(secured.owner_of(name))).producer(name, EXCLUSIVE).publish(b"x")
-    stranger = Authority(site.authority.directory / "stranger")
+    unauthorized = Authority(site.authority.directory / "stranger")
     ours = site.authority.certificate.read_bytes()
-    site.authority.certificate.write_bytes(stranger.certificate.read_bytes())
+    site.authority.certificate.write_bytes(unauthorized.certificate.read_bytes())
     status, answer = first("DELETE", f"{ADMIN}/namespaces/far/away?force=true")
     assert status == 503, "the certificate is checked"
     assert "certificate verify failed" in answer["reason"]
@@ -178,7 +178,7 @@ def test_plain_connections_to_the_tls_port_are_refused(site: Site, secured: Loca
     site.get("/healthz")
 
 
-def test_a_renewed_certificate_is_shown_to_newcomers_and_disturbs_nobody(
+def test_a_renewed_certificate_is_used_for_new_connections_only(
     site: Site, secured: LocalBrokers, stock: StockClients
 ) -> None:
     client = stock(
@@ -200,7 +200,7 @@ def test_a_renewed_certificate_is_shown_to_newcomers_and_disturbs_nobody(
     producer.send(b"after")
 
 
-def test_files_that_do_not_fit_together_change_nothing_and_are_said(
+def test_inconsistent_files_change_nothing_and_are_reported(
     site: Site, secured: LocalBrokers
 ) -> None:
     before = site.shown(site.port).serial_number
@@ -234,8 +234,8 @@ def test_a_pipeline_reads_over_tls_and_is_sent_on_to_tls(
         for name in NAMES:
             assert sum(map(len, client.read(f"{name}-read"))) == 1
         assert all(each.startswith("https:") for each in client._connection._owners.values())
-    with Broker(Access(url)) as stranger, pytest.raises(Invalid, match="is not trusted"):
-        stranger.segments(NAMES[0])
+    with Broker(Access(url)) as unauthorized, pytest.raises(Invalid, match="is not trusted"):
+        unauthorized.segments(NAMES[0])
     with Broker(Access(url, verify=False)) as trusting, pytest.warns(InsecureRequestWarning):
         assert trusting.segments(f"{NAMES[0]}-read").first.entry == 0
 
@@ -312,5 +312,5 @@ def test_commands_inside_of_a_pod_are_led_on_to_tls(
         if verb[0] == "topics":
             rows = {row["name"]: row for row in json.loads(done.stdout)["topics"]}
             assert "epoch" in rows[f"persistent://public/default/{far}"], "its owner was asked"
-        stranger = subprocess.run(command, capture_output=True, text=True, env={}, check=False)
-        assert "is not trusted" in stranger.stderr
+        unauthorized = subprocess.run(command, capture_output=True, text=True, env={}, check=False)
+        assert "is not trusted" in unauthorized.stderr

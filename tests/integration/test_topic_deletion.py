@@ -8,7 +8,7 @@ from typing import Any
 
 import pulsar
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 BLOCKS = 2_500
 """More blocks than the store drops in one call."""

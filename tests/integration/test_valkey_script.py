@@ -6,18 +6,19 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 import redis.exceptions
+from tests.integration.raw import eventually
 from tests.servers import SERVER_PROGRAMS
 from tests.unit.kube.installation_configurations import configured
 
-from onewriter_broker.testing.ports import free_ports
 from onewriter_operator.installation import valkey_configuration
+from onewriter_testing.ports import free_ports
 
 SECONDS_MAX = 120.0
 
@@ -91,13 +92,6 @@ class Store:
 
     def connected(self, password: str, user: str = "onewriter") -> redis.Redis:
         return redis.Redis(port=self.port, username=user, password=password)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not holds():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
 
 
 def accepted(connection: redis.Redis) -> bool:

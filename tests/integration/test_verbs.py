@@ -18,9 +18,9 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import epoch_of
 from tests.integration.raw import EXCLUSIVE
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core import command
 from onewriter_core.command import EXIT_REFUSED, EXIT_UNKNOWN, EXIT_USAGE
+from onewriter_testing.processes import LocalBrokers
 
 MODULES = {
     "topics": "show",
@@ -62,7 +62,7 @@ def at(broker: LocalBrokers) -> tuple[str, str]:
     return "--http-url", broker.http_url
 
 
-def test_topics_and_status_are_tables_for_people_and_json_for_scripts(
+def test_topics_and_status_are_printed_as_tables_or_as_json(
     broker: LocalBrokers, topic: str, raw: RawClients
 ) -> None:
     client = raw(broker.address())
@@ -84,7 +84,7 @@ def test_topics_and_status_are_tables_for_people_and_json_for_scripts(
     assert machine["name"] in [each["name"] for each in by_environment.json["topics"]]
 
 
-def test_fence_and_handover_say_what_they_did_or_why_not(
+def test_fence_and_handover_report_their_result_or_why_they_failed(
     broker: LocalBrokers, topic: str, raw: RawClients
 ) -> None:
     holder = raw(broker.address()).producer(topic, EXCLUSIVE, name="one")
@@ -110,10 +110,10 @@ def test_fence_and_handover_say_what_they_did_or_why_not(
 
 
 def test_unanswerable_requests_print_one_clear_line() -> None:
-    nobody = onewriter("topics", "--http-url", "http://127.0.0.1:1")
-    assert nobody.code == EXIT_UNKNOWN
-    assert nobody.err.startswith("onewriter: no broker answers at http://127.0.0.1:1 ")
-    assert nobody.err.count("\n") == 1
+    unreachable = onewriter("topics", "--http-url", "http://127.0.0.1:1")
+    assert unreachable.code == EXIT_UNKNOWN
+    assert unreachable.err.startswith("onewriter: no broker answers at http://127.0.0.1:1 ")
+    assert unreachable.err.count("\n") == 1
     wrong = onewriter("status", "a/b", "--http-url", "http://127.0.0.1:1")
     assert wrong.code == EXIT_USAGE
     nonsense = onewriter("status", "orders", "--http-url", "file:///etc/passwd")
@@ -142,9 +142,9 @@ def test_any_broker_can_be_asked_about_any_topic(raw: RawClients) -> None:
 
 
 def test_adopt_explains_itself_and_asks_for_force(tmp_path: Path) -> None:
-    asked = onewriter("adopt", "--all", "--data-dir", tmp_path)
-    assert asked.code == EXIT_USAGE
-    assert "--force" in asked.out
+    request = onewriter("adopt", "--all", "--data-dir", tmp_path)
+    assert request.code == EXIT_USAGE
+    assert "--force" in request.out
     without_reason = onewriter("adopt", "--all", "--force", "--data-dir", tmp_path)
     assert without_reason.code == EXIT_USAGE
     both = onewriter("adopt", "--all", "--bucket", 1, "--force", "--reason", "x")

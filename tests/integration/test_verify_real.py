@@ -62,7 +62,7 @@ def violated(result: Result) -> set[str]:
     return {violation["predicate"] for log in report["logs"] for violation in log["violations"]}
 
 
-def test_a_good_log_holds_for_people_and_programs(valkey: StoreServer) -> None:
+def test_verify_reports_a_valid_log_as_text_and_as_json(valkey: StoreServer) -> None:
     live(valkey.url)
     for people in (
         verify("orders", "--redis-url", valkey.url),

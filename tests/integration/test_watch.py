@@ -20,7 +20,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import ADMIN, OWN, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, FENCING, eventually
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 WATCH = "/onewriter/v1/watch"
 SECRET = "a secret of at least thirty-two bytes"  # noqa: S105 - a test's
@@ -108,12 +108,13 @@ def test_a_watch_sends_the_present_state_then_each_change(
     )
     assert last["previous"]["epoch"] == epoch_of(holder) < last["epoch"]
     reported = Http(broker.http_url)("GET", f"{OWN}/{topic}")[1]
-    assert reported.keys() - {"refusals"} == status.keys()  # a watch does not report refusals
+    # A watch reports neither refusals nor the shard of the store.
+    assert reported.keys() - {"refusals", "shard"} == status.keys()
     assert reported["transitions"] == status["transitions"]
     assert reported["slots"][0]["epoch"] == status["slots"][0]["epoch"]
 
 
-def test_an_idle_broker_says_no_more_than_that_it_is_there(
+def test_an_idle_broker_sends_only_signs_of_life(
     broker: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
 ) -> None:
     producer = raw(broker.address()).producer(topic, EXCLUSIVE)
@@ -128,7 +129,7 @@ def test_an_idle_broker_says_no_more_than_that_it_is_there(
     assert len(watching.of(topic)) == before
 
 
-def test_a_storm_of_changes_is_told_in_few_lines(
+def test_a_burst_of_changes_is_reported_in_few_lines(
     broker: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
 ) -> None:
     client = raw(broker.address())
@@ -144,19 +145,19 @@ def test_a_storm_of_changes_is_told_in_few_lines(
     assert len(watching.of(topic)) - before <= rounds
 
 
-def test_a_topic_that_goes_is_told(
+def test_a_deleted_topic_is_reported(
     broker: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
 ) -> None:
     producer = raw(broker.address()).producer(topic, EXCLUSIVE)
     watching = watch()
     watching.wait(is_synced)
     producer.close()
-    code, said = Http(broker.http_url)("DELETE", f"{ADMIN}/persistent/public/default/{topic}")
-    assert code == 204, said
+    code, answer = Http(broker.http_url)("DELETE", f"{ADMIN}/persistent/public/default/{topic}")
+    assert code == 204, answer
     watching.wait(lambda _: watching.of(topic)[-1]["type"] == "GONE")
 
 
-def test_only_so_many_may_watch(watch: Callable[..., Watching]) -> None:
+def test_the_number_of_watchers_is_limited(watch: Callable[..., Watching]) -> None:
     with forked_brokers() as brokers:
         watchers = [watch(brokers.http_url) for _ in range(16)]
         for each in watchers:
@@ -233,7 +234,7 @@ def test_a_takeover_is_one_by_force_if_the_loser_does_not_answer_and_else_none(
     )
 
 
-def test_the_story_outlives_the_broker(topic: str, raw: RawClients) -> None:
+def test_the_history_outlives_the_broker(topic: str, raw: RawClients) -> None:
     """All that was reported before the broker died is reported afterwards, including who was forced out."""
     with forked_brokers(settings=ATTENTIVE) as brokers:
         client = raw(brokers.address())

@@ -25,11 +25,11 @@ from tests.integration.raw import (
 )
 from tests.servers import running_server
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import Unavailable
 from onewriter_core.wire.encoding import encode_ack
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId, SendReceipt
+from onewriter_testing.processes import LocalBrokers
 
 IN_FLIGHT = 200
 """Messages being sent when the broker freezes."""
@@ -50,7 +50,7 @@ def agreed_owner(brokers: LocalBrokers, topic: str) -> int:
 
     def agree() -> bool:
         with contextlib.suppress(Unavailable, OSError):
-            found[:] = [brokers.owner_of(topic, asked=n) for n in range(len(brokers.names))]
+            found[:] = [brokers.owner_of(topic, through=n) for n in range(len(brokers.names))]
         return len(set(found)) == 1
 
     eventually(agree)
@@ -59,7 +59,7 @@ def agreed_owner(brokers: LocalBrokers, topic: str) -> int:
 
 def served_by(brokers: LocalBrokers, topic: str, number: int) -> bool:
     with contextlib.suppress(Unavailable, OSError):
-        return brokers.owner_of(topic, asked=number) == number
+        return brokers.owner_of(topic, through=number) == number
     return False
 
 

@@ -151,8 +151,8 @@ class OwnModel:
 
     def _asked(self, world: World, number: int) -> Iterable[tuple[Action, World]]:
         current, knows = world.current, world.knows[number]
-        asked = {0, 1, knows, current.generation, current.generation + 1, current.generation + 2}
-        for generation in sorted(asked):
+        requests = {0, 1, knows, current.generation, current.generation + 1, current.generation + 2}
+        for generation in sorted(requests):
             for only_returns in (False, True):
                 request = OwnRequest(
                     ASKERS[number], generation, only_returns=only_returns, may_reset=number == 2

@@ -209,6 +209,13 @@ RECOVERY = StorageSometimes(
 )
 
 
+BY_NOTE = StorageSometimes(
+    "a dataset is adopted by its note",
+    lambda before, action, after: (
+        action.kind == "observe" and "its note is the registered replid" in action.detail
+    ),
+)
+
 FLUSHED = StorageSometimes(
     "a dataset is emptied after a grant, and a broker still has its stamp to send",
     lambda before, action, after: (

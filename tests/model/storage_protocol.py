@@ -125,6 +125,8 @@ class StorageProtocol:
         if len(state.parents) < self.scope.datasets:
             for index, node in enumerate(state.nodes):
                 yield from self._replace_dataset(state, index, node)
+        if state.notes < self.scope.notes:
+            yield from self._identify(state)
         yield from self._resync(state)
         if state.flushed < self.scope.flushes:
             yield from self._flush(state)
@@ -197,6 +199,20 @@ class StorageProtocol:
                     ),
                 )
 
+    def _identify(self, state: State) -> Iterator[Transition]:
+        """A broker, not important which, notes a replid that it has observed. It need not acquire anything."""
+        for index, node in enumerate(state.nodes):
+            if not node.primary:
+                continue
+            replids = {node.replid} if self.rules.note_checked else range(1, len(state.parents) + 1)
+            for replid in replids:
+                if replid != view(node.writes).identity:
+                    noted = _written(state, node.replid, Write("identity", replid))
+                    yield (
+                        Action("identify", index, number=replid),
+                        noted._replace(notes=state.notes + 1),
+                    )
+
     def _is_unborn(self, seen: View) -> bool:
         marks = self.rules.birthmarked and self.scope.flushes > 0
         return marks and not seen.generation and not seen.birthmark
@@ -239,6 +255,8 @@ class StorageProtocol:
             return "its replid2 is the registered one"
         if self.rules.by_generation and view(node.writes).generation == record.generation:
             return f"it carries generation {record.generation}"
+        if self.rules.by_note and view(node.writes).identity == record.replid:
+            return "its note is the registered replid"
         return ""
 
     def _attempting(self, state: State, broker: int, attempt: Attempt | None) -> State:

@@ -17,7 +17,8 @@ class Rules:
     ``replid_guard``: a write is refused if the dataset is not the one that it was bound to.
     ``registered``: the anchor names the dataset that counts. Without it a broker binds to the dataset that it
     finds, and re-binds after a failover if the anchor still names it as owner.
-    ``by_previous`` and ``by_generation``: the two ways in which a dataset can be adopted.
+    ``by_previous``, ``by_generation`` and ``by_note``: the ways in which a dataset can be adopted. ``note_checked``: the
+    note of a replid is executed only by a dataset that has this replid.
     ``by_anything``: any dataset can be adopted.
     ``past_refused``: a dataset that was registered before is never adopted again.
     ``stamp_after``: the generation is written after the compare-and-set, not before.
@@ -37,6 +38,8 @@ class Rules:
     registered: bool = True
     by_previous: bool = True
     by_generation: bool = True
+    by_note: bool = True
+    note_checked: bool = True
     by_anything: bool = False
     past_refused: bool = True
     stamp_after: bool = True
@@ -67,7 +70,7 @@ UNREGISTERED = Rules(
 )
 """Level 2: every write checks the dataset, but no registration names the dataset that counts."""
 
-LINEAGE_BY_REPLID_ONLY = Rules(by_generation=False)
+LINEAGE_BY_REPLID_ONLY = Rules(by_generation=False, by_note=False)
 """Level 3: the dataset is registered, and adopted by replid2 alone."""
 
 
@@ -84,7 +87,7 @@ class Scope:
     up. ``begun``: the search starts after A has acquired, stamped and opened its first ledger, which saves eight
     steps. ``losses``: a promotion or restart may lose any number of the last writes. ``flushes``: how often an
     operator empties a live dataset by mistake. Without flushes the model omits birthmarks, because they make no
-    difference then.
+    difference then. ``notes``: how often any broker notes the replid of any primary in its dataset, at any time.
     """
 
     nodes: int = 2
@@ -97,6 +100,7 @@ class Scope:
     begun: bool = False
     losses: bool = True
     flushes: int = 0
+    notes: int = 0
 
 
 class Version(NamedTuple):
@@ -113,11 +117,11 @@ class Write(NamedTuple):
 
     ``stamp``: number = anchor version. ``generation``: number = generation, written by a variant before its
     compare-and-set. ``marker``: number = ledger, with epoch and generation. ``flush``: removes everything written
-    before it. ``birth``: number = the birthmark. ``stale`` (ghost): a write that should have been refused if this
+    before it. ``birth``: number = the birthmark. ``identity``: number = the noted replid. ``stale`` (ghost): a write that should have been refused if this
     branch counts.
     """
 
-    kind: Literal["stamp", "generation", "marker", "flush", "birth", "stale"]
+    kind: Literal["stamp", "generation", "marker", "flush", "birth", "identity", "stale"]
     number: int
     generation: int = 0
     epoch: int = 0
@@ -171,6 +175,7 @@ class State(NamedTuple):
     parents: tuple[int, ...]
     flushed: int = 0
     births: int = 0
+    notes: int = 0
 
 
 class Action(NamedTuple):
@@ -206,6 +211,8 @@ class Action(NamedTuple):
                 return f"{who}, still the owner, binds itself to {self.detail}"
             case "bear":
                 return f"{who} leaves birthmark {self.number} on {where}"
+            case "identify":
+                return f"a broker notes on {where} that its replid is {self.number}"
             case "stamp":
                 return f"{what} stamps {where}"
             case "recover":
@@ -238,6 +245,7 @@ class View(NamedTuple):
     rising: bool
     epochs: tuple[tuple[int, int], ...]
     birthmark: int = 0
+    identity: int = 0
 
     def epoch_of(self, ledger: int) -> int:
         """Return the topic epoch of a ledger's marker, or the ledger itself if the marker is not here."""
@@ -269,5 +277,7 @@ def view(writes: tuple[Write, ...]) -> View:
             return EMPTY
         case "birth":
             return before._replace(birthmark=last.number)
+        case "identity":
+            return before._replace(identity=last.number)
         case "stale":
             return before._replace(stale=True)

@@ -42,7 +42,7 @@ def test_every_reachable_state_is_seen_once() -> None:
     report.assert_sound()
 
 
-def test_a_broken_state_is_told_by_a_shortest_story() -> None:
+def test_the_explorer_reports_a_shortest_trace_to_a_broken_state() -> None:
     report = explore(Jugs(), always=[NEVER_FOUR])
     with pytest.raises(AssertionError) as reported:
         report.assert_sound(describe=str)
@@ -99,7 +99,7 @@ def test_a_sometimes_property_that_is_never_reached_fails() -> None:
         explore(Jugs(), sometimes=[overflow, FOUR]).assert_sound()
 
 
-def test_the_text_of_a_failed_assertion_is_part_of_the_story() -> None:
+def test_the_trace_contains_the_text_of_a_failed_assertion() -> None:
     def small(state: State) -> bool:
         assert state[0] < 3, f"the small one holds {state[0]}"
         return True
@@ -109,7 +109,7 @@ def test_the_text_of_a_failed_assertion_is_part_of_the_story() -> None:
     assert "the small one holds 3" in report.violation.detail
 
 
-def test_a_model_that_raises_is_a_finding_with_its_story() -> None:
+def test_a_model_that_raises_is_a_finding_with_its_trace() -> None:
     class Fragile(Jugs):
         def successors(self, state: State) -> Iterator[tuple[str, State]]:
             if state == (3, 2):

@@ -116,7 +116,7 @@ def test_elsewhere_it_holds() -> None:
         pytest.param(THREE_WRITERS, id="three writers"),
     ],
 )
-def test_it_holds_in_other_directions(rules: Rules, scope: Scope) -> None:
+def test_the_protocol_holds_in_other_scopes(rules: Rules, scope: Scope) -> None:
     examine(rules, scope).assert_sound()
 
 
@@ -144,12 +144,12 @@ def test_a_lost_answer_is_not_a_refusal() -> None:
     assert broken(rules, Scope(operations=(1,), failovers=0)).startswith("what was refused")
 
 
-def test_a_copy_that_comes_late_makes_a_repeated_refusal_a_lie() -> None:
+def test_a_late_copy_falsifies_a_repeated_refusal() -> None:
     rules = replace(BESIDE, definite_only_at_first=False)
     assert broken(rules).startswith("what was refused")
 
 
-def test_a_floor_that_is_raised_behind_the_append_comes_too_late() -> None:
+def test_raising_the_floor_after_the_append_is_too_late() -> None:
     rules = replace(ELSEWHERE, raised_in_append=False)
     assert broken(rules, WITHOUT_FAILOVER).startswith("nothing enters below")
 

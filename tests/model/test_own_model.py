@@ -160,7 +160,7 @@ def test_dropping_a_record_without_a_floor_is_found_wrong() -> None:
     assert any("dropped" in str(action) for action in violation.actions)
 
 
-def test_believing_a_replica_that_was_behind_a_drop_is_found_wrong() -> None:
+def test_trusting_a_replica_that_lacks_a_drop_is_detected() -> None:
     """The replica's record returns below the floor of the records that were dropped after it."""
     violation = explored(OwnModel(covers=lambda _floors, _generation: False)).violation
     assert violation is not None

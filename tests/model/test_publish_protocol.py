@@ -114,7 +114,7 @@ def test_all_or_nothing_once_and_in_order() -> None:
 
 
 @pytest.mark.full  # the same with two fences
-def test_it_holds_through_two_fences() -> None:
+def test_the_protocol_holds_through_two_fences() -> None:
     explored(scope=Scope()).assert_sound()
 
 
@@ -145,7 +145,7 @@ def test_without_any_one_rule_it_goes_wrong(mutant: Rules) -> None:
     assert explored(mutant).violation is not None
 
 
-def test_parts_are_told_apart() -> None:
+def test_parts_are_distinguished() -> None:
     parts = tuple(Part(1, 0, 1, number) for number in range(3))
     assert is_whole(parts)
     assert not is_whole(parts[:2])

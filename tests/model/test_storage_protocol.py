@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 from tests.model.explorer import Report, explore
 from tests.model.storage_properties import (
+    BY_NOTE,
     EARLIER_OWNERSHIP,
     FIRST_STAMP_LATE,
     FLUSHED,
@@ -57,12 +58,16 @@ UNUSED_LEDGERS = Scope(datasets=2, reads_apart=False, begun=True, losses=False)
 THREE_OWNERS = Scope(block=1, reads_apart=False, begun=True, losses=False)
 """Three acquisitions and two failovers that lose nothing."""
 
+NOTES = replace(THREE_OWNERS, notes=1)
+"""As above, with a note of a replid."""
+
 SMALLEST = {
     "three datasets": THREE_DATASETS,
     "an open ledger": OPEN_LEDGER,
     "first stamps": FIRST_STAMPS,
     "unused ledgers": UNUSED_LEDGERS,
     "three owners": THREE_OWNERS,
+    "notes": NOTES,
 }
 
 StorageReport = Report[State, Action]
@@ -102,11 +107,12 @@ SEEN = {
     "three datasets": sometimes(StorageProtocol(PROTOCOL, THREE_DATASETS)),
     "an open ledger": [ROLL],
     "first stamps": [FIRST_STAMP_LATE],
+    "notes": [BY_NOTE],
 }
 
 
 @pytest.mark.parametrize("name", SMALLEST)
-def test_it_holds_in_the_smallest_scopes(name: str) -> None:
+def test_the_protocol_holds_in_the_smallest_scopes(name: str) -> None:
     examine(PROTOCOL, SMALLEST[name], seen=SEEN.get(name, [])).assert_sound()
 
 
@@ -119,9 +125,11 @@ def test_it_holds_in_the_smallest_scopes(name: str) -> None:
         pytest.param(Scope(datasets=2, block=1, needless=True), id="every step apart"),
         pytest.param(Scope(versions=2, datasets=4, block=1, begun=True), id="three failovers"),
         pytest.param(Scope(datasets=2, block=1, nodes=3, begun=True), id="three nodes"),
+        pytest.param(replace(THREE_OWNERS, notes=2), id="two notes"),
+        pytest.param(replace(OPEN_LEDGER, notes=1), id="a note and a torn file"),
     ],
 )
-def test_it_holds_in_other_directions(scope: Scope) -> None:
+def test_the_protocol_holds_in_other_scopes(scope: Scope) -> None:
     examine(PROTOCOL, scope).assert_sound()
 
 
@@ -141,11 +149,11 @@ def test_it_holds_in_other_directions(scope: Scope) -> None:
         ),
     ],
 )
-def test_it_holds_in_larger_scopes(scope: Scope) -> None:
+def test_the_protocol_holds_in_larger_scopes(scope: Scope) -> None:
     examine(PROTOCOL, scope).assert_sound()
 
 
-def test_nobody_comes_back_by_himself_on_a_bucket_that_was_emptied() -> None:
+def test_no_broker_returns_to_an_emptied_bucket_without_an_operator() -> None:
     scope = Scope(datasets=2, block=1, reads_apart=False, begun=True, losses=False, flushes=1)
     report = examine(PROTOCOL, scope, seen=[FLUSHED])
     report.assert_sound()
@@ -162,14 +170,14 @@ def test_the_id_fence_alone_forgets_with_the_dataset() -> None:
     assert kinds(found)[-1] == "append"
 
 
-def test_a_dataset_check_is_not_enough_while_nobody_says_which_dataset_counts() -> None:
+def test_a_dataset_check_needs_a_registered_dataset() -> None:
     """Level 2: one broker follows the failover, the other completes its takeover on the old node."""
     found = examine(UNREGISTERED, THREE_DATASETS, invariants="1")
     assert "promote" in kinds(found)
     assert kinds(found)[-1] == "append"
     assert found.violation is not None
-    ours, theirs = found.violation.states[-1].bindings[1:]
-    assert ours.replid != theirs.replid, "each was served by another dataset"
+    ours, other = found.violation.states[-1].bindings[1:]
+    assert ours.replid != other.replid, "each was served by another dataset"
 
 
 def test_lineage_by_replid_alone_is_safe_but_stuck() -> None:
@@ -196,6 +204,12 @@ def test_a_stale_branch_that_is_adopted_so_holds_an_old_owner_s_append() -> None
     found = examine(Rules(stamp_after=False), scope, invariants="1")
     assert kinds(found)[-1] == "acquire"
     assert "append" in kinds(found)
+
+
+def test_a_late_note_of_another_dataset_s_replid_makes_a_stale_branch_adoptable() -> None:
+    found = examine(Rules(note_checked=False), NOTES, invariants="1")
+    assert kinds(found)[-1] == "acquire"
+    assert {"append", "identify"} <= set(kinds(found))
 
 
 def test_adopting_whatever_is_there_brings_a_stale_branch_back() -> None:
@@ -229,7 +243,7 @@ def test_without_the_owner_check_a_late_grant_slips_between_reading_and_fencing(
     assert kinds(found)[-1] == "keep"
 
 
-def test_a_late_stamp_that_is_let_in_takes_the_bucket_back() -> None:
+def test_accepting_a_late_stamp_returns_the_bucket_to_the_former_owner() -> None:
     found = examine(Rules(late_stamp_refused=False), OPEN_LEDGER, invariants="7")
     stamps = [action.version for action in trace(found) if action.kind == "stamp"]
     assert stamps != sorted(stamps)
@@ -276,7 +290,7 @@ def test_comparing_only_the_owner_lets_through_its_own_write_from_before_it_lost
     explore(by_version, steps=[EARLIER_OWNERSHIP]).assert_sound()
 
 
-def test_second_lines_of_defence_are_not_what_it_stands_on() -> None:
+def test_the_protocol_holds_without_its_secondary_checks_in_this_scope() -> None:
     """Within this scope the protocol holds without them. They protect against what is not modelled."""
     rules = Rules(past_refused=False, generation_check=False)
     examine(rules, THREE_OWNERS).assert_sound()

@@ -28,10 +28,10 @@ from onewriter_core.topic.effects import Close, Fence, Grant, Reject
 from onewriter_core.topic.events import ClockTicked, FenceStored, ProducerGone, ProducerRequested
 from onewriter_core.topic.model import (
     AccessMode,
-    Departure,
     PromotionPolicy,
     Purpose,
     Reserved,
+    TransitionCause,
     Vacant,
 )
 
@@ -89,7 +89,9 @@ def promoted(before: State, action: Action, after: State) -> bool:
 
 
 def took_over(before: State, action: Action, after: State) -> bool:
-    return any(isinstance(e, Close) and e.departure is Departure.TAKEN_OVER for e in action.effects)
+    return any(
+        isinstance(e, Close) and e.cause is TransitionCause.TAKEN_OVER for e in action.effects
+    )
 
 
 def stale_was_rejected(before: State, action: Action, after: State) -> bool:
@@ -124,12 +126,14 @@ def deposed_had_to_name_the_epoch(before: State, action: Action, after: State) -
 
 def handed_over(before: State, action: Action, after: State) -> bool:
     return any(
-        isinstance(e, Close) and e.departure is Departure.HANDED_OVER for e in action.effects
+        isinstance(e, Close) and e.cause is TransitionCause.HANDED_OVER for e in action.effects
     )
 
 
 def lost_its_grant(before: State, action: Action, after: State) -> bool:
-    return any(isinstance(e, Close) and e.departure is Departure.GRANT_LOST for e in action.effects)
+    return any(
+        isinstance(e, Close) and e.cause is TransitionCause.GRANT_LOST for e in action.effects
+    )
 
 
 def refenced(before: State, action: Action, after: State) -> bool:

@@ -31,6 +31,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import assert_never
 
+from tests.topic_invariants import check, check_step, places
+
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.effects import Close, Effect, Fence, Grant, Reject, Step
@@ -47,30 +49,35 @@ from onewriter_core.topic.events import (
     ProducerGone,
     ProducerRequested,
 )
-from onewriter_core.topic.invariants import check, check_step, places
 from onewriter_core.topic.lookups import tenure_of
 from onewriter_core.topic.machine import next_deadline, step
 from onewriter_core.topic.model import (
     WHOLE,
+    Absence,
     AccessMode,
-    Departure,
     Draining,
     Fencing,
     FencingFormerDataset,
     Held,
     Loads,
+    Ownership,
     Partition,
     PromotionPolicy,
     Request,
     Reserved,
+    Shared,
     Tenure,
     Topic,
+    TransitionCause,
     Vacant,
 )
 
 RESERVED_UNTIL = 3.0
 LATER = 10.0
 """The time at which every deadline has passed. Everything else happens at 0."""
+
+EXTENDED_UNTIL = 11.0
+"""The end of a reservation that was extended at LATER, because the broker answers returning holders late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +308,14 @@ class World:
             yield self._happens(
                 f"{line.registration} closes",
                 _with_line(closed, number, at, Line(lost=line.lost)),
-                ProducerGone(line.registration, Departure.CLOSED, 0.0),
+                ProducerGone(line.registration, TransitionCause.CLOSED, 0.0),
             )
         for lost in line.lost:
             kept = tuple(other for other in line.lost if other != lost)
             yield self._happens(
                 f"the broker misses {lost[0]}",
                 _with_line(state, number, at, replace(line, lost=kept)),
-                ProducerGone(lost[0], Departure.CONNECTION_LOST, 0.0),
+                ProducerGone(lost[0], TransitionCause.CONNECTION_LOST, 0.0),
             )
         sources = [*line.lost, (line.registration, line.epoch if line.granted else None)]
         for registration, epoch in sources:
@@ -332,9 +339,14 @@ class World:
             yield self._happens(
                 "the fence is refused", state, FenceRefused(pending.number, "store is away", 0.0)
             )
-        if next_deadline(state.topic) is not None:
+        deadline = next_deadline(state.topic)
+        if deadline is not None:
             later = replace(state, serving=frozenset(), is_assured=False)
-            yield self._happens("the deadline passes", later, ClockTicked(LATER))
+            now = max(LATER, deadline)
+            yield self._happens("the deadline passes", later, ClockTicked(now))
+            if deadline < LATER:
+                extended = ClockTicked(LATER, EXTENDED_UNTIL)
+                yield self._happens("the deadline passes while loads are late", later, extended)
         if state.failovers < self.failovers_max:
             for grants_known in (True, False):
                 yield self._happens(
@@ -432,7 +444,7 @@ class World:
         if any(actor.mode is AccessMode.EXCLUSIVE_WITH_FENCING for actor in self.actors):
             return topic
         partitions = (
-            replace(partition, deposed=(), departure=Departure.NONE)
+            replace(partition, deposed=(), ownership=_without_absence(partition.ownership))
             for partition in topic.partitions
         )
         return replace(topic, partitions=tuple(partitions))
@@ -446,6 +458,16 @@ class World:
         return next(
             name for name in (f"{where}.{i}" for i in range(1, len(known) + 2)) if name not in known
         )
+
+
+def _without_absence(ownership: Ownership) -> Ownership:
+    match ownership:
+        case Vacant() | Reserved():
+            return replace(ownership, absence=Absence())
+        case Held() | Shared():
+            return ownership
+        case _:
+            assert_never(ownership)
 
 
 def _appended(log: tuple[int, ...], partition: int, epoch: int) -> tuple[int, ...]:

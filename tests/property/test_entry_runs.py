@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_broker.log.store.api import Block, Marker, StoredBlock
-from onewriter_broker.log.topic_log.entries import Entry, EntryRun, entries_of, runs_behind
+from onewriter_broker.log.topic_log.entries import Entry, EntryRun, entries_of, runs_after
 from onewriter_core.ids import Position
 
 ENTRIES = st.lists(st.tuples(st.binary(max_size=5), st.integers(1, 3)), min_size=1, max_size=6)
@@ -41,7 +41,7 @@ def log_of(ledgers: list[list[list[tuple[bytes, int]]]]) -> tuple[list[StoredBlo
 
 
 @given(ledgers=LOGS, data=st.data(), entries_max=st.integers(1, 20), bytes_max=st.integers(1, 40))
-def test_a_read_is_the_entries_behind_a_position_up_to_the_limits(
+def test_a_read_returns_the_entries_after_a_position_up_to_the_limits(
     ledgers: list[list[list[tuple[bytes, int]]]],
     data: st.DataObject,
     entries_max: int,
@@ -51,23 +51,23 @@ def test_a_read_is_the_entries_behind_a_position_up_to_the_limits(
     after = data.draw(st.sampled_from([Position(0, 0), *(entry.position for entry in entries)]))
     ends = [block.last if isinstance(block, Block) else block.position for block in blocks]
     committed = data.draw(st.sampled_from(ends))
-    runs = runs_behind(blocks, after, committed, entries_max, bytes_max)
+    runs = runs_after(blocks, after, committed, entries_max, bytes_max)
     found = entries_of(runs)
-    behind = [entry for entry in entries if after < entry.position <= committed]
-    assert found == behind[: len(found)]
+    expected = [entry for entry in entries if after < entry.position <= committed]
+    assert found == expected[: len(found)]
     assert len(found) <= entries_max
-    if len(found) < min(len(behind), entries_max):
+    if len(found) < min(len(expected), entries_max):
         assert sum(run.size for run in runs) >= bytes_max
     assert sum(run.size for run in runs[:-1]) < bytes_max, "no block beyond the limit"
     assert [len(run) for run in runs] == [len(list(run.entries())) for run in runs]
 
 
 @given(content=ENTRIES, messages_max=st.integers(1, 10), bytes_max=st.integers(1, 20))
-def test_what_fits_ends_with_the_entry_that_reaches_a_limit(
+def test_a_read_ends_with_the_entry_that_reaches_a_limit(
     content: list[tuple[bytes, int]], messages_max: int, bytes_max: int
 ) -> None:
     blocks, entries = log_of([[content]])
-    (run,) = runs_behind(blocks, Position(0, 0), entries[-1].position, 100, 100)
+    (run,) = runs_after(blocks, Position(0, 0), entries[-1].position, 100, 100)
     expected = messages = size = 0
     for entry in entries:
         if messages >= messages_max or size >= bytes_max:
@@ -81,7 +81,7 @@ def test_what_fits_ends_with_the_entry_that_reaches_a_limit(
 @given(content=ENTRIES, data=st.data())
 def test_a_run_may_be_cut_anywhere(content: list[tuple[bytes, int]], data: st.DataObject) -> None:
     blocks, entries = log_of([[content]])
-    (run,) = runs_behind(blocks, Position(0, 0), entries[-1].position, 100, 100)
+    (run,) = runs_after(blocks, Position(0, 0), entries[-1].position, 100, 100)
     runs: list[EntryRun] = []
     while len(run) > 1 and data.draw(st.booleans()):
         first, run = run.split(data.draw(st.integers(1, len(run) - 1)))

@@ -1,4 +1,4 @@
-"""Events in any order: every promise of invariants.py holds.
+"""Events in any order: every promise of tests/topic_invariants.py holds.
 
 Hypothesis plays broker, store, administrators and misbehaving clients against the real ``step``: unknown
 registrations, wrong partitions, invented epochs, late answers, closed topics.
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.topic_invariants import check, check_step, places
 
 from onewriter_core.ids import Identity
 from onewriter_core.topic.effects import Effect, Grant
@@ -32,11 +33,9 @@ from onewriter_core.topic.events import (
     ProducerRequested,
     Unloaded,
 )
-from onewriter_core.topic.invariants import check, check_step, places
 from onewriter_core.topic.machine import next_deadline, step
 from onewriter_core.topic.model import (
     AccessMode,
-    Departure,
     Fencing,
     FencingFormerDataset,
     ImpossibleStep,
@@ -46,6 +45,7 @@ from onewriter_core.topic.model import (
     Reserved,
     Tenure,
     Topic,
+    TransitionCause,
     Vacant,
     partitioned,
 )
@@ -58,7 +58,7 @@ PEOPLE = [
 """Names and identities. carol's identity is anonymous."""
 
 HOSTS = ["one", "two", "three"]
-DEPARTURES = [Departure.CLOSED, Departure.CONNECTION_LOST, Departure.SILENT]
+CAUSES = [TransitionCause.CLOSED, TransitionCause.CONNECTION_LOST, TransitionCause.SILENT]
 
 
 class AnyTopic(RuleBasedStateMachine):
@@ -183,17 +183,20 @@ class AnyTopic(RuleBasedStateMachine):
             )
         )
 
-    @rule(data=st.data(), departure=st.sampled_from(DEPARTURES))
-    def somebody_goes(self, data: st.DataObject, departure: Departure) -> None:
+    @rule(data=st.data(), cause=st.sampled_from(CAUSES))
+    def somebody_goes(self, data: st.DataObject, cause: TransitionCause) -> None:
         known = [*places(self.topic), "r1", "nobody"]
         who = data.draw(st.sampled_from(known))
-        self.event(ProducerGone(who, departure, self.now))
+        self.event(ProducerGone(who, cause, self.now))
         assert who not in places(self.topic)
 
-    @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, 4.0]))
-    def time_passes(self, seconds: float) -> None:
+    @rule(
+        seconds=st.sampled_from([0.0, 0.5, 2.0, 4.0]),
+        late_seconds=st.sampled_from([0.0, 0.0, 1.0, 3.0]),
+    )
+    def time_passes(self, seconds: float, late_seconds: float = 0.0) -> None:
         self.now += seconds
-        self.event(ClockTicked(self.now))
+        self.event(ClockTicked(self.now, self.now + late_seconds))
         deadline = next_deadline(self.topic)
         assert deadline is None or deadline > self.now
 
@@ -298,7 +301,7 @@ class AnyTopic(RuleBasedStateMachine):
             left := next(iter(places(self.topic)), None)
         ) is not None or self.topic.pending_fence:
             if left is not None:
-                self.event(ProducerGone(left, Departure.CLOSED, self.now))
+                self.event(ProducerGone(left, TransitionCause.CLOSED, self.now))
             if self.topic.pending_fence is not None:
                 self.the_fence_is_decided()
 

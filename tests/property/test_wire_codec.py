@@ -294,7 +294,7 @@ def test_a_send_is_encoded_as_protobuf_would(
     ),
     optional(uint64),
 )
-def test_an_acknowledgement_comes_back(
+def test_an_acknowledgement_is_answered(
     consumer_id: int, ack_type: int, ids: list[MessageId], request_id: int | None
 ) -> None:
     command = command_of(encode_ack(consumer_id, ack_type, ids, request_id))
@@ -303,7 +303,7 @@ def test_an_acknowledgement_comes_back(
 
 
 @given(uint64, uint32)
-def test_permits_come_back(consumer_id: int, permits: int) -> None:
+def test_permits_are_returned(consumer_id: int, permits: int) -> None:
     command = command_of(encode_flow(consumer_id, permits))
     assert decode_command(command) == decode_by_protobuf(command) == Flow(consumer_id, permits)
 

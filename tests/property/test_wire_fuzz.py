@@ -111,7 +111,7 @@ def test_noise_gives_commands_or_a_protocol_error(stream: bytes, where: list[int
 
 
 @given(st.integers(0, 127), st.integers(0, 127), st.binary(max_size=60))
-def test_noise_behind_a_type_gives_a_command_or_a_protocol_error(
+def test_noise_after_a_type_gives_a_command_or_a_protocol_error(
     number: int, field: int, body: bytes
 ) -> None:
     for tag in (number, field):

@@ -44,14 +44,18 @@ def test_receipts_of_a_run_are_the_receipts_of_its_entries(
         max_size=5,
     ),
     epoch=st.none() | UNSIGNED,
+    partition=st.sampled_from([-1, 0, 200]),
 )
 def test_messages_of_runs_are_each_its_header_and_its_bytes(
     consumer_id: int,
     runs: list[tuple[tuple[int, int], list[bytes]]],
     epoch: int | None,
+    partition: int,
 ) -> None:
     one_by_one = b"".join(
-        encode_message_header(consumer_id, ledger, entry, len(payload), consumer_epoch=epoch)
+        encode_message_header(
+            consumer_id, ledger, entry, len(payload), partition=partition, consumer_epoch=epoch
+        )
         + payload
         for (ledger, first), payloads in runs
         for entry, payload in enumerate(payloads, first)
@@ -60,4 +64,4 @@ def test_messages_of_runs_are_each_its_header_and_its_bytes(
         (position, memoryview(b"".join(payloads)), [len(payload) for payload in payloads])
         for position, payloads in runs
     ]
-    assert b"".join(encode_messages(consumer_id, stored, epoch)) == one_by_one
+    assert b"".join(encode_messages(consumer_id, stored, epoch, partition)) == one_by_one

@@ -6,7 +6,7 @@ Read the difference before you commit it.
 How to read a failure:
 
 * ``Violation: line 35: > fence: NAME: registration A: expected Queue, found nothing``: after the event in this line of
-  the transcript, the invariant NAME does not hold for this registration. invariants.py contains NAME and the check.
+  the transcript, the invariant NAME does not hold for this registration. tests/topic_invariants.py contains NAME and the check.
 * A difference of texts: the first line with ``+`` or ``-`` is an effect that the machine added or omitted. The event is the
   last line with ``>`` before it.
 * ``UnplayableLine: line 35: > stored ledger=1: ImpossibleStep: ...``: the function for this phase and this kind of event is
@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 from tests.scenarios import transcripts
 from tests.scenarios.transcripts import UnplayableLine, play
+from tests.topic_invariants import Violation
 
-from onewriter_core.topic.invariants import Violation
 from onewriter_core.topic.model import Topic
 
 FOLDER = Path(__file__).parent

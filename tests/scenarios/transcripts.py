@@ -14,13 +14,15 @@ A transcript is a text that is read from top to bottom::
 ``A2.1`` is a registration: the second connection of producer A, for partition 1. Each producer authenticates
 with an identity of its own. Times are seconds since the start. Lines that begin with ``#`` are comments.
 
-The expectations are in the ``*.txt`` files. ``play`` also checks the invariants (invariants.py) at each line.
+The expectations are in the ``*.txt`` files. ``play`` also checks the invariants (tests/topic_invariants.py) at each line.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+
+from tests.topic_invariants import Violation, check, check_step
 
 from onewriter_core.ids import Identity
 from onewriter_core.topic.effects import (
@@ -52,12 +54,10 @@ from onewriter_core.topic.events import (
     ProducerRequested,
     Unloaded,
 )
-from onewriter_core.topic.invariants import Violation, check, check_step
 from onewriter_core.topic.machine import step
 from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
-    Departure,
     Draining,
     Held,
     Ownership,
@@ -68,6 +68,7 @@ from onewriter_core.topic.model import (
     Shared,
     Tenure,
     Topic,
+    TransitionCause,
     Vacant,
 )
 from onewriter_core.topic.waiters import in_order
@@ -79,9 +80,9 @@ MODES = {
     "Fencing": AccessMode.EXCLUSIVE_WITH_FENCING,
 }
 DEPARTURES = {
-    "closed": Departure.CLOSED,
-    "lost": Departure.CONNECTION_LOST,
-    "silent": Departure.SILENT,
+    "closed": TransitionCause.CLOSED,
+    "lost": TransitionCause.CONNECTION_LOST,
+    "silent": TransitionCause.SILENT,
 }
 _REGISTRATION = re.compile(r"(?P<name>[A-Z][a-z]*)(?P<connection>[0-9]*)(\.(?P<partition>[0-9]+))?")
 
@@ -163,7 +164,7 @@ def _event(verb: str, words: list[str], topic: Topic, now: float) -> Event:
         case "refused":
             return FenceRefused(topic.fences_started, words[0], now)
         case "tick":
-            return ClockTicked(now)
+            return ClockTicked(now, float(given.get("resumable-until", "0")))
         case "handover":
             if_epoch = _number(given.get("if-epoch"))
             return HandoverRequested("admin", given.get("to", ""), now, if_epoch)
@@ -224,17 +225,17 @@ def _effect(effect: Effect) -> str:
             return f"queue {registration}"
         case Reject(registration, code, message):
             return f'reject {registration} {code.name} "{message}"'
-        case Close(registration, departure):
-            return f"close {registration} {departure.value}"
+        case Close(registration, cause):
+            return f"close {registration} {cause.value}"
         case Probe(registration):
             return f"probe {registration}"
         case Suspect(registration, claimed, stored):
             return f"suspect {registration}: claims epoch {claimed}, stored is {stored}"
-        case Record(partitions, purpose, old, epoch, ledger, holder, departure, gap):
+        case Record(partitions, purpose, old, epoch, ledger, holder, cause, gap):
             who = "nobody" if holder is None else holder.producer_name
             what = f"record {purpose.value}{_where(partitions)} {who}, epoch {old} -> {epoch}"
             without = "" if gap is None else f", {gap:g} s without a writer"
-            return f"{what}, ledger {ledger}, after {departure.value}{without}"
+            return f"{what}, ledger {ledger}, after {cause.value}{without}"
         case Answer(_, epoch, refusal):
             return f"answer: {refusal or 'done'} (epoch {epoch})"
 

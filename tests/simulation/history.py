@@ -1,7 +1,7 @@
-"""The record of a run: operations, the store's own log and audit, and the injected faults.
+"""The record of a run: operations of clients and brokers, the store's final logs and audit, and the injected faults.
 
-Checkers are pure functions over a History. ``invoked`` and ``completed`` are places in one total order of all
-events of the run (never equal); ``*_at`` are virtual seconds.
+Predicates (checkers/) are pure functions of a History. ``invoked`` and ``completed`` are numbers in one total order of
+all events of the run, so no two are equal. Fields that end in ``_at`` are virtual seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from onewriter_core.ids import Position
 
 NEVER = 10**12
-"""The place at which an operation that was never answered is completed."""
+"""``completed`` of an operation that was never answered."""
 
 
 class Kind(enum.StrEnum):
@@ -24,18 +24,23 @@ class Kind(enum.StrEnum):
     GRANT = "grant"
     """A producer was created; ok: it may write under ``epoch``."""
     RESUME = "resume"
-    """A granted producer returned; ok: it resumed the epoch that it had."""
+    """A producer that had been granted the topic returned; ok: it resumed its epoch."""
     APPEND = "append"
+    """A producer sent a message; ok: it received the receipt."""
     READ = "read"
     """A reader read the whole log."""
     DELIVER = "deliver"
+    """A consumer received a message."""
     ACK = "ack"
+    """A consumer acknowledged a message."""
     REDELIVER = "redeliver"
+    """A consumer requested redelivery of all unacknowledged messages, under the consumer epoch in ``epoch``."""
     OWN = "own"
     """A client requested a topic for a group (``name``); ok: it owns it under the generation in ``epoch``."""
     SERVE = "serve"
-    """A holder asked whether it may serve further; ok: it does so until ``until``."""
+    """A holder asked whether it may continue to serve; ok: it serves until ``until``."""
     HANDOVER = "handover"
+    """An administrator requested a handover to the next waiter."""
     FENCE = "fence"
     """An administrator deposed the holder."""
     REFENCE = "refence"
@@ -49,14 +54,14 @@ class Outcome(enum.StrEnum):
 
     OK = "ok"
     FAIL = "fail"
-    """It certainly did not happen."""
+    """It certainly did not take effect."""
     INFO = "info"
     """The outcome is unknown."""
 
 
 @dataclass(slots=True)
 class Operation:
-    """One operation of one process. Fields that do not apply have their defaults."""
+    """One operation of one process. Fields that its kind does not use have their defaults."""
 
     kind: Kind
     process: str
@@ -69,10 +74,10 @@ class Operation:
     mode: str = ""
     epoch: int | None = None
     number: int = -1
-    """The holder's own sequence number (k)."""
+    """The number of the message among those of its holder; of a grant, the producer's priority."""
     value: str = ""
     guard: str = ""
-    """A guarded write: the topic and the epoch that it depends on."""
+    """Of a guarded write: the topic whose epoch ``guard_epoch`` must be current."""
     guard_epoch: int = 0
     completed: int = NEVER
     completed_at: float = float(NEVER)
@@ -82,7 +87,7 @@ class Operation:
     ledger: int = 0
     replid: str = ""
     is_waiting: bool = False
-    """The broker answered that the producer has to wait."""
+    """Whether the broker answered that the producer must wait in the queue."""
     until: float = 0.0
     values: list[tuple[Position, str]] = field(default_factory=list)
 
@@ -93,7 +98,7 @@ class LogEntry:
 
     position: Position
     epoch: int
-    """The topic epoch of its ledger."""
+    """The topic epoch of the entry's ledger."""
     is_exclusive: bool
     holder: str
     number: int
@@ -111,12 +116,12 @@ class LogMarker:
 
 @dataclass(slots=True)
 class TopicLogs:
-    """The store's contents of a topic at the end."""
+    """What the store contains of a topic at the end of the run."""
 
     entries: list[LogEntry] = field(default_factory=list)
     markers: list[LogMarker] = field(default_factory=list)
     epoch: int = 0
-    """The epoch in the topic's state."""
+    """The epoch in the topic's stored state."""
     ledger: int = 0
     cursors: dict[str, Position] = field(default_factory=dict)
 
@@ -148,22 +153,22 @@ class History:
     logs: dict[str, TopicLogs] = field(default_factory=dict)
     audit: list[dict[str, str]] = field(default_factory=list)
     losses: list[LossReport] = field(default_factory=list)
-    forgotten: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Per topic, values that a fault of the store destroyed beyond the promises of the profile, with the
-    time of the loss."""
+    destroyed: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By topic: values that a fault destroyed and that the durability profile does not protect, with the time of
+    the loss."""
     unreportable: set[str] = field(default_factory=set)
-    """Those of them that a broker acknowledged that no longer existed to notice the loss."""
+    """Destroyed values whose loss no broker could report, because the brokers that knew them had ended."""
     faults: list[Span] = field(default_factory=list)
     tenures: list[tuple[str, Span]] = field(default_factory=list)
-    """By topic: when a client held it (``what`` names the holder)."""
+    """Topics with the times in which a client held them. ``what`` names the holder."""
     absences: list[Span] = field(default_factory=list)
-    """When a client process was frozen or dead. ``what`` is its name."""
+    """Times in which a client process was frozen or dead. ``what`` is its name."""
     healed_at: float = 0.0
     ended_at: float = 0.0
     seen: dict[str, int] = field(default_factory=dict)
-    """How often each noted event happened."""
+    """How often each event occurred."""
     anomalies: list[str] = field(default_factory=list)
-    """Events that must never happen in a process: unexpected exceptions, protocol errors."""
+    """Events that must never occur: unexpected exceptions, answers that the protocol does not allow."""
     journal: list[str] = field(default_factory=list)
     """The brokers' log lines."""
 
@@ -174,11 +179,11 @@ class History:
     def topics(self) -> list[str]:
         return sorted(self.logs)
 
-    def noticed(self, what: str, count: int = 1) -> None:
+    def add_event(self, what: str, count: int = 1) -> None:
         self.seen[what] = self.seen.get(what, 0) + count
 
     def to_text(self) -> str:
-        """Return one JSON document per line. Equal runs give equal bytes."""
+        """Return the history as lines of JSON. Equal runs give equal bytes."""
         lines: list[Any] = [{"seed": self.seed, "healed": self.healed_at, "ended": self.ended_at}]
         lines += [asdict(operation) for operation in self.operations]
         lines += [{"topic": name, **asdict(self.logs[name])} for name in self.topics]
@@ -188,6 +193,6 @@ class History:
         lines += [{"tenure": topic, **asdict(span)} for topic, span in self.tenures]
         lines += [{"absence": asdict(span)} for span in self.absences]
         lines += [{"seen": dict(sorted(self.seen.items()))}, {"anomalies": self.anomalies}]
-        lines += [{"forgotten": self.forgotten, "unreportable": sorted(self.unreportable)}]
+        lines += [{"destroyed": self.destroyed, "unreportable": sorted(self.unreportable)}]
         lines += [{"log": line} for line in self.journal]
         return "".join(json.dumps(line, default=str) + "\n" for line in lines)

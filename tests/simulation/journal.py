@@ -1,4 +1,4 @@
-"""The brokers' log lines of a run, kept with its history. It reports events that must never be logged."""
+"""Collects the brokers' log lines for the history, and reports log events that must never occur."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.simulation.recording import Recorder
 
 from onewriter_core.ids import Position
 
-NEVER = frozenset({"topic.failed", "connection.failed"})
-"""An unexpected error closed something."""
+UNEXPECTED = frozenset({"topic.failed", "connection.failed"})
+"""Log events of unexpected errors. Each is an anomaly of the run."""
 
 LINES_MAX = 20_000
 
 
 class Journal:
-    """A structlog processor that records every line and prints nothing."""
+    """A structlog processor that records every log line and prints nothing."""
 
     def __init__(self, loop: VirtualLoop, recorder: Recorder) -> None:
         self._loop = loop
@@ -47,12 +47,12 @@ class Journal:
             line = f"{self._loop.time():.4f} {process} {level} {name} {what}"
             if len(recorder.history.journal) < LINES_MAX:
                 recorder.history.journal.append(line)
-            if name in NEVER:
+            if name in UNEXPECTED:
                 recorder.anomaly(f"{line}\n{_traceback()}")
         raise structlog.DropEvent
 
     def unhandled(self, context: Mapping[str, Any]) -> None:
-        """Record an exception that no code handled."""
+        """Record an exception that no code handled as an anomaly."""
         error = context.get("exception")
         if not self._recorder.is_closed and error is not None:
             self._recorder.anomaly(f"unhandled: {context.get('message')}: {error!r}")
@@ -65,7 +65,7 @@ class Journal:
         lineno: int,
         *_more: object,
     ) -> None:
-        """Record a warning. While the run is torn down, warnings are expected."""
+        """Record a warning as an anomaly. During the teardown warnings are expected."""
         if not self._recorder.is_closed:
             self._recorder.anomaly(f"warning: {message} ({filename}:{lineno})")
 

@@ -1,9 +1,9 @@
 """A deterministic event loop with virtual time, on which several simulated processes run.
 
-Every callback belongs to a *process*, by the context in which it was scheduled. A process can be frozen (SIGSTOP:
-its due callbacks are queued and run in order when it is thawed) or dead (SIGKILL: none of its callbacks ever runs
-again). Within a process callbacks run in asyncio's order. The seed decides which process runs next, so that the
-runs cover the orders that an operating system may choose.
+Every callback belongs to the *process* in whose context it was scheduled. The callbacks of a frozen process (SIGSTOP)
+are queued, and run in order when it is thawed. The callbacks of a dead process (SIGKILL) never run. Within a process,
+callbacks run in asyncio's order. The seed decides which process runs next. Different seeds therefore cover different orders that
+an operating system may choose.
 
 This module knows no brokers, clients or sockets; the network (network.py) attaches itself through
 ``create_server``.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 STEPS_MAX = 20_000_000
-"""Ticks of the loop in one run. A busy loop in the code under test ends at this bound."""
+"""Limit of the loop's ticks in one run. An endless loop in the code under test ends here."""
 
 _Result = TypeVar("_Result")
 
@@ -30,7 +30,7 @@ class Deadlock(AssertionError):
 
 
 class Process:
-    """A unit that runs on its own: a broker, a client, or the world around them."""
+    """A unit that runs, freezes and dies on its own: a broker, a client, or the world around them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -161,7 +161,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         self.steps += 1
         if self.steps > STEPS_MAX:
-            raise Deadlock(f"{STEPS_MAX} turns without an end, at {self._now:.3f} s")
+            raise Deadlock(f"the run did not end within {STEPS_MAX} ticks; time {self._now:.3f} s")
         runnable = [p for p in self.processes if p.ready and p.is_running]
         if not runnable:
             self._advance()
@@ -179,7 +179,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while timers and timers[0][3].cancelled():
             heapq.heappop(timers)
         if not timers:
-            raise Deadlock(f"nothing is left to happen, at {self._now:.3f} s")
+            raise Deadlock(f"no callback is scheduled; time {self._now:.3f} s")
         self._now = max(self._now, timers[0][0])
         while timers and timers[0][0] <= self._now:
             _, _, process, timer = heapq.heappop(timers)

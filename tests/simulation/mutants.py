@@ -1,8 +1,8 @@
-"""Mutants: a correct history corrupted in one way. Each must fail exactly the predicate that it names.
+"""Mutants of histories: each corrupts a correct history in one way that exactly one predicate must find.
 
-The numbers are those of the list of mutants that belongs to the predicates: M1 drops an acknowledged entry, and so
-on. Every function takes a history that violates no predicate, changes it in place, and raises NotHere if the
-history contains nothing that it can corrupt.
+They test the predicates. The numbers are those of the list of mutants that belongs to the predicates: M1 drops an
+acknowledged entry, and so on. Every function takes a history without violations and changes it in place. It raises
+NothingToCorrupt if the history has nothing that it can corrupt.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.simulation.history import (
 from onewriter_core.ids import Position
 
 
-class NotHere(Exception):
-    """The history lacks what this mutant corrupts."""
+class NothingToCorrupt(Exception):
+    """The history does not contain what the mutant corrupts."""
 
 
 Mutant = Callable[[History], None]
@@ -35,9 +35,9 @@ Mutant = Callable[[History], None]
 def _clean_topic(history: History) -> str:
     """Return a topic from which no fault of the store destroyed anything."""
     for topic in history.topics:
-        if not history.forgotten.get(topic) and len(history.logs[topic].entries) > 20:
+        if not history.destroyed.get(topic) and len(history.logs[topic].entries) > 20:
             return topic
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def _append_of(history: History, topic: str, value: str) -> Operation:
@@ -45,7 +45,7 @@ def _append_of(history: History, topic: str, value: str) -> Operation:
 
 
 def _unread(history: History, topic: str) -> None:
-    """Remove all reads of the topic, so that a corruption of the log does not show in reads, too."""
+    """Remove all reads of the topic, because they would also show a corruption of its log."""
     history.operations = [
         o
         for o in history.operations
@@ -60,11 +60,11 @@ def _exclusive_pair(entries: list[LogEntry]) -> int:
         one, other = entries[index], entries[index + 1]
         if one.is_exclusive and other.is_exclusive and one.epoch < other.epoch:
             return index
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def m1_acknowledged_entry_dropped(history: History) -> None:
-    """Drop the last entry of its holder, so that there is no hole."""
+    """Drop the last entry of its holder, which leaves no hole."""
     topic = _clean_topic(history)
     _unread(history, topic)
     entries = history.logs[topic].entries
@@ -74,11 +74,11 @@ def m1_acknowledged_entry_dropped(history: History) -> None:
         if is_last and _append_of(history, topic, entry.value).outcome is Outcome.OK:
             del entries[index]
             return
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def m2_acknowledged_value_stored_twice(history: History) -> None:
-    """Store it once more at the end of its ledger, under a number that was never sent."""
+    """Store the last value again at the end of its ledger, under a number that was never sent."""
     topic = _clean_topic(history)
     _unread(history, topic)
     entries = history.logs[topic].entries
@@ -133,11 +133,11 @@ def m5_two_holders_in_one_epoch(history: History) -> None:
                     other, position=there, holder="mutant.1", number=0, value="mutant.1/0"
                 )
                 return
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def m6_guarded_write_accepted_late(history: History) -> None:
-    """Begin the last one of its producer after the end of the run, when a newer epoch was long granted."""
+    """Move the last guarded write of a producer to the end of the run, when a newer epoch was granted."""
     for append in reversed(list(history.of(Kind.APPEND))):
         if not append.guard or append.outcome is not Outcome.OK:
             continue
@@ -149,7 +149,7 @@ def m6_guarded_write_accepted_late(history: History) -> None:
             _unread(history, append.topic)
             return
         append.invoked, append.invoked_at = begun
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def m7_fence_forgotten_by_compaction(history: History) -> None:
@@ -159,23 +159,23 @@ def m7_fence_forgotten_by_compaction(history: History) -> None:
 
 
 def m8_stale_waiter_promoted(history: History) -> None:
-    """Promote a waiter that is after the best of those that continued to wait."""
+    """Promote a waiter that is worse than the best waiter that was passed over."""
     for record in history.audit:
         if record.get("mode") == "WAIT_FOR_EXCLUSIVE" and "nextWaiter" in record:
             record["priority"] = "-1000"
             return
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def m8b_busier_host_promoted(history: History) -> None:
-    """Among equals the Balanced policy chose a waiter whose host leads more topics."""
+    """Promote, among waiters of equal priority, one whose host leads more topics."""
     for record in history.audit:
         if record.get("policy") == "Balanced" and "nextWaiter" in record:
             passed_over = json.loads(record["nextWaiter"])
             if record["priority"] == str(passed_over["priority"]):
                 record["load"] = "1000"
                 return
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def m9_old_epoch_delivered_after_redeliver(history: History) -> None:
@@ -186,14 +186,14 @@ def m9_old_epoch_delivered_after_redeliver(history: History) -> None:
             if same and delivery.invoked > operation.completed:
                 delivery.epoch = operation.epoch - 1
                 return
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def m9b_cursor_past_what_nobody_acknowledged(history: History) -> None:
     topic = _clean_topic(history)
     log = history.logs[topic]
     if not log.cursors:
-        raise NotHere
+        raise NothingToCorrupt
     name = next(iter(log.cursors))
     history.operations = [o for o in history.operations if o.kind not in {Kind.ACK, Kind.REDELIVER}]
     for other in history.topics:
@@ -224,7 +224,7 @@ def m13_zombie_written_after_the_grant(history: History) -> None:
         None,
     )
     if newer is None or append.outcome is not Outcome.OK:
-        raise NotHere
+        raise NothingToCorrupt
     append.invoked = newer.completed + 1
     append.outcome = Outcome.INFO
 
@@ -240,7 +240,7 @@ def m14_hole_in_a_pipelined_stream(history: History) -> None:
             _append_of(history, topic, entry.value).outcome = Outcome.INFO
             del entries[index]
             return
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def m15_value_changed_by_offload(history: History) -> None:
@@ -249,11 +249,11 @@ def m15_value_changed_by_offload(history: History) -> None:
             position, _ = read.values[0]
             read.values[0] = (position, "another value/0")
             return
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def m16_failed_promotion_dropped(history: History) -> None:
-    """A client had to wait, and from then on no producer holds the topic."""
+    """Let a client wait for a topic that no producer holds any more."""
     topic = history.topics[0]
     end = history.ended_at + 60.0
     history.operations.append(
@@ -288,27 +288,27 @@ def _owned_twice(history: History) -> tuple[Operation, Operation]:
             for other in owns:
                 if one.holder != other.holder and one.completed < other.invoked:
                     return one, other
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def m9c_deposed_owner_acknowledges(history: History) -> None:
-    """The broker accepts its acknowledgement, which was sent after its successor's grant."""
+    """Let the broker accept an acknowledgement that was sent after the successor's grant."""
     one, other = _owned_twice(history)
     for ack in history.of(Kind.ACK, one.topic):
         if ack.holder and ack.invoked > other.completed and ack.outcome is Outcome.OK:
             ack.epoch = one.epoch
             return
-    raise NotHere
+    raise NothingToCorrupt
 
 
 def m9d_generation_given_twice(history: History) -> None:
-    """A vacant resource is granted under generation 1 again."""
+    """Grant the ownership to another owner under the same generation."""
     one, other = _owned_twice(history)
     other.epoch = one.epoch
 
 
 def m19_granted_while_another_serves(history: History) -> None:
-    """It serves while its successor leads, as if its clock ran slower."""
+    """Let a holder serve while its successor leads, as if its clock ran slower."""
     for serve in history.of(Kind.SERVE):
         for grant in history.of(Kind.GRANT, serve.topic):
             if (
@@ -318,7 +318,7 @@ def m19_granted_while_another_serves(history: History) -> None:
             ):
                 serve.until = grant.completed_at + 1.0
                 return
-    raise NotHere
+    raise NothingToCorrupt
 
 
 MUTANTS: Mapping[Mutant, frozenset[str]] = {

@@ -1,15 +1,15 @@
-"""Faults: the single ones, and the schedule that a seed draws from them.
+"""The nemesis (a term of Jepsen) injects faults into a world. The seed decides which faults occur, and when.
 
-One function injects a fault, lets it last for a while and heals it. The schedule has periods: a quarter of them
-have no faults, the others a random, non-empty set of faults, each once or several times. Afterwards everything is
-healed, and the run continues for a while.
+Each fault is a function that damages something, waits for a while, and repairs it. The nemesis divides the time into
+periods. A quarter of the periods have no faults. In each of the others one to three faults occur, each once or several
+times. After the last period everything is repaired.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from tests.contents import Contents, stored_in
 from tests.simulation.history import Span
@@ -18,14 +18,14 @@ from tests.simulation.recording import value_of
 from tests.simulation.world import REPLICATED, BrokerNode, World
 
 from onewriter_broker.log.store.api import Block
-from onewriter_broker.log.store.fake.server import FakeNode
 from onewriter_broker.log.topic_log.log import payloads
 from onewriter_core.ids import Position
+from onewriter_testing.fake_store.server import FakeNode
 
 PERIODS = (2, 4)
 PERIOD_SECONDS = (3.0, 7.0)
 QUIET = 0.25
-"""The share of periods without faults."""
+"""Share of periods without faults."""
 
 Fault = Callable[["Nemesis"], Awaitable[None]]
 
@@ -33,25 +33,29 @@ Fault = Callable[["Nemesis"], Awaitable[None]]
 class Nemesis:
     """Injects faults into a world."""
 
-    def __init__(self, world: World, randomness: random.Random) -> None:
+    def __init__(
+        self, world: World, randomness: random.Random, faults: Mapping[str, Fault] | None = None
+    ) -> None:
         self.world = world
+        self.faults = FAULTS if faults is None else faults
         self.randomness = randomness
         self.until = 0.0
-        """The end of the present period."""
-        self.lagging = False
+        """End of the current period."""
+        self.is_store_disturbed = False
+        """Whether a fault of the store is in progress that excludes other faults of the store."""
         self._running: list[asyncio.Task[None]] = []
-        self._gone: set[tuple[str, Position]] = set()
+        self._recorded: set[tuple[str, Position]] = set()
 
     async def run(self) -> None:
-        """Run all periods. Everything is healed when this returns."""
+        """Run all periods. Everything is repaired when this returns."""
         world, randomness = self.world, self.randomness
         for _ in range(randomness.randint(*PERIODS)):
             seconds = randomness.uniform(*PERIOD_SECONDS)
             self.until = world.loop.time() + seconds
             if randomness.random() >= QUIET:
-                names = sorted(FAULTS)
-                for name in randomness.sample(names, randomness.randint(1, 3)):
-                    self._running.append(world.background(self._repeat(name, FAULTS[name])))
+                names = sorted(self.faults)
+                for name in randomness.sample(names, min(randomness.randint(1, 3), len(names))):
+                    self._running.append(world.background(self._repeat(name, self.faults[name])))
             await asyncio.sleep(seconds)
         if self._running:
             await asyncio.wait(self._running)
@@ -69,11 +73,13 @@ class Nemesis:
             world.history.faults.append(Span(name, since, world.loop.time()))
 
     async def lasting(self, low: float, high: float) -> None:
+        """Wait for a random time between these seconds."""
         await asyncio.sleep(self.randomness.uniform(low, high))
 
-    # ------------------------------------------------------------ choice of the victim
+    # ------------------------------------------------------------ what a fault hits
 
     def client(self) -> str:
+        """Choose a client process."""
         return self.randomness.choice(sorted(self.world.clients))
 
     def wires_of(self, name: str) -> list[Wire]:
@@ -81,29 +87,31 @@ class Nemesis:
         return [wire for wire in self.world.network.wires if wire.client.process is process]
 
     def node(self) -> BrokerNode | None:
+        """Choose a broker that runs, if there is one."""
         up = [node for node in self.world.nodes if node.is_up and not node.process.is_frozen]
         return self.randomness.choice(up) if up else None
 
     # ------------------------------------------------------------ data that the store loses
 
-    def forgotten(self, before: Contents, after: Contents, *, replicated: bool) -> None:
-        """Record what a fault destroyed: entries of ``before`` that ``after`` does not have.
+    def record_destroyed(self, before: Contents, after: Contents, *, replicated: bool) -> None:
+        """Record what a fault destroyed: the entries of ``before`` that ``after`` does not contain.
 
-        ``replicated``: also in topics for which the profile promises that a replica has them.
+        Entries of replicated topics are recorded only if ``replicated``. For other faults their profile promises that a
+        replica has them, so their loss is a violation.
         """
         for name, log in before.logs.items():
             topic = str(name)
             if topic in REPLICATED and not replicated:
                 continue
-            kept = after.logs.get(name)
-            positions = set() if kept is None else {block.position for block in kept.blocks}
+            remaining = after.logs.get(name)
+            positions = set() if remaining is None else {each.position for each in remaining.blocks}
             for block in log.blocks:
                 place = (topic, block.position)
                 if isinstance(block, Block) and block.position not in positions:
-                    if place in self._gone:
-                        continue  # recorded before; the value may have been written again since
-                    self._gone.add(place)
-                    gone = self.world.history.forgotten.setdefault(topic, {})
+                    if place in self._recorded:
+                        continue  # already recorded; the value may have been written again since
+                    self._recorded.add(place)
+                    gone = self.world.history.destroyed.setdefault(topic, {})
                     for payload in payloads(block):
                         gone[value_of(payload)] = self.world.loop.time()
 
@@ -112,7 +120,7 @@ class Nemesis:
 
 
 async def pause_client(nemesis: Nemesis) -> None:
-    """SIGSTOP longer than the detection takes, then SIGCONT."""
+    """SIGSTOP and later SIGCONT. The pause may be longer than the broker needs to detect a dead client."""
     thaw = nemesis.world.freeze_client(nemesis.client())
     await nemesis.lasting(0.3, 5.0)
     thaw()
@@ -156,6 +164,7 @@ async def half_open(nemesis: Nemesis) -> None:
 
 
 async def slow_network(nemesis: Nemesis) -> None:
+    """Packets take up to 0.4 s."""
     nemesis.world.network.is_slow = True
     await nemesis.lasting(0.5, 3.0)
     nemesis.world.network.is_slow = False
@@ -165,7 +174,7 @@ async def slow_network(nemesis: Nemesis) -> None:
 
 
 async def pause_broker(nemesis: Nemesis) -> None:
-    """A zombie broker: its topics fail over, then it resumes."""
+    """Freeze a broker. Its topics fail over if the pause is long enough; then it resumes and is a zombie."""
     node = nemesis.node()
     if node is None:
         return
@@ -220,34 +229,34 @@ async def anchor_away(nemesis: Nemesis) -> None:
 
 async def flaky_anchor(nemesis: Nemesis) -> None:
     """Requests and answers are lost."""
-    ways = [node.anchor.connection for node in nemesis.world.nodes]
-    for way in ways:
-        way.is_flaky = True
+    connections = [node.anchor.connection for node in nemesis.world.nodes]
+    for connection in connections:
+        connection.is_flaky = True
     await nemesis.lasting(0.3, 3.0)
-    for way in ways:
-        way.is_flaky = False
+    for connection in connections:
+        connection.is_flaky = False
 
 
 # ---------------------------------------------------------------- the store
 
 
 async def flaky_store(nemesis: Nemesis) -> None:
-    """Calls are undecided: the fault is before or after their execution."""
-    ways = [node.store.connection for node in nemesis.world.nodes]
-    for way in ways:
-        way.is_flaky = True
+    """Calls are lost before or after their execution, so their outcome is unknown."""
+    connections = [node.store.connection for node in nemesis.world.nodes]
+    for connection in connections:
+        connection.is_flaky = True
     await nemesis.lasting(0.3, 3.0)
-    for way in ways:
-        way.is_flaky = False
+    for connection in connections:
+        connection.is_flaky = False
 
 
 async def slow_store(nemesis: Nemesis) -> None:
-    ways = [node.store.connection for node in nemesis.world.nodes]
-    for way in ways:
-        way.is_slow = True
+    connections = [node.store.connection for node in nemesis.world.nodes]
+    for connection in connections:
+        connection.is_slow = True
     await nemesis.lasting(0.5, 4.0)
-    for way in ways:
-        way.is_slow = False
+    for connection in connections:
+        connection.is_slow = False
 
 
 async def store_down(nemesis: Nemesis) -> None:
@@ -263,7 +272,7 @@ async def connections_dropped(nemesis: Nemesis) -> None:
 
 
 async def identity_renewed(nemesis: Nemesis) -> None:
-    """The backlog has expired: the dataset gets another identity with the same data."""
+    """The dataset gets another replication id and keeps its data, as after an expired backlog."""
     server = nemesis.world.server
     server.renew_identity(server.primary)
     for replica in list(server.primary.replicas):
@@ -281,9 +290,9 @@ async def promotion(nemesis: Nemesis) -> None:
     """The replica, which may lag, becomes primary. The old primary stays writable for a while."""
     world, server = nemesis.world, nemesis.world.server
     replica = _replica(nemesis)
-    if replica is None or nemesis.lagging:
+    if replica is None or nemesis.is_store_disturbed:
         return
-    nemesis.lagging = True
+    nemesis.is_store_disturbed = True
     old = server.primary
     try:
         if nemesis.randomness.random() < 0.7:
@@ -295,26 +304,26 @@ async def promotion(nemesis: Nemesis) -> None:
             old.is_reachable = False
         elif nemesis.randomness.random() < 0.3:
             old.drop_connections()
-        nemesis.forgotten(stored_in(old), stored_in(replica), replicated=False)
+        nemesis.record_destroyed(stored_in(old), stored_in(replica), replicated=False)
         await nemesis.lasting(0.0, 3.0)
-        nemesis.forgotten(stored_in(old), stored_in(replica), replicated=False)
+        nemesis.record_destroyed(stored_in(old), stored_in(replica), replicated=False)
     finally:
         replica.holds_replication = False
         old.is_reachable = True
         server.demote(old, replica)
-        nemesis.lagging = False
+        nemesis.is_store_disturbed = False
 
 
 async def torn_restart(nemesis: Nemesis) -> None:
     """The primary restarts without the end of its append-only file."""
     server = nemesis.world.server
     node = server.primary
-    if nemesis.lagging or not node.history:
+    if nemesis.is_store_disturbed or not node.history:
         return
     before = stored_in(node)
     keep = max(0, len(node.history) - nemesis.randomness.randint(0, 40))
     server.restart(node, keep=keep)
-    nemesis.forgotten(before, stored_in(node), replicated=True)
+    nemesis.record_destroyed(before, stored_in(node), replicated=True)
     for replica in list(node.replicas):
         replica.follow()
     await nemesis.lasting(0.5, 3.0)
@@ -324,29 +333,29 @@ async def snapshot_restart(nemesis: Nemesis) -> None:
     """The primary restarts from an older snapshot."""
     server = nemesis.world.server
     node = server.primary
-    if nemesis.lagging:
+    if nemesis.is_store_disturbed:
         return
     server.save(node)
     await nemesis.lasting(0.0, 0.6)
-    if nemesis.lagging or node is not server.primary:
+    if nemesis.is_store_disturbed or node is not server.primary:
         return
     before = stored_in(node)
     server.restart(node, from_snapshot=True)
-    nemesis.forgotten(before, stored_in(node), replicated=True)
+    nemesis.record_destroyed(before, stored_in(node), replicated=True)
     for replica in list(node.replicas):
         replica.follow()
     await nemesis.lasting(0.5, 3.0)
 
 
 async def flush_all(nemesis: Nemesis) -> None:
-    """FLUSHALL by mistake. Later an operator adopts the remaining data."""
-    if nemesis.lagging or nemesis.world.was_flushed or nemesis.randomness.random() < 0.7:
+    """FLUSHALL by mistake, at most once in a run. Later an operator adopts the dataset."""
+    if nemesis.is_store_disturbed or nemesis.world.was_flushed or nemesis.randomness.random() < 0.7:
         return
     node = nemesis.world.server.primary
     before = stored_in(node).copy()
-    nemesis.world.recorder.seen("flushed")
+    nemesis.world.recorder.seen("FLUSHALL")
     nemesis.world.server.flush_all(node)
-    nemesis.forgotten(before, stored_in(node), replicated=True)
+    nemesis.record_destroyed(before, stored_in(node), replicated=True)
     nemesis.world.was_flushed = True
     await nemesis.lasting(0.5, 1.0)
 

@@ -1,9 +1,9 @@
-"""The simulated network between client processes and brokers: bytes with delays, and faults.
+"""The simulated network between clients and brokers. It delays bytes and has faults.
 
-A connection is two directions. Each delivers in order, after a random delay; directions of different connections
-overtake each other freely. A direction can be *held* (packets are lost and TCP retransmits: everything arrives once
-it is released), and a connection can be *reset*. A frozen process receives the bytes that have arrived when it is
-thawed; a dead one resets its connections.
+A connection has two directions. Each direction delivers in order, after a random delay. There is no order between
+connections. A direction can be *held*, as if its packets were lost: TCP retransmits them, so everything arrives after
+the release. A connection can be *reset*. A frozen process receives the bytes that arrived when it is thawed. The
+connections of a dead process are reset.
 
 Not simulated: flow control of the socket buffers (a peer that does not read).
 """
@@ -28,7 +28,7 @@ SLOW_SECONDS = (0.01, 0.4)
 
 @dataclass(slots=True, eq=False)
 class Direction:
-    """Bytes on their way from one end to the other."""
+    """The bytes in transit from one end to the other."""
 
     receiver: End
     is_held: bool = False
@@ -46,10 +46,10 @@ class End:
         self.is_closed = False
 
     def received(self, data: bytes) -> None:
-        raise AssertionError("an end says what it does with bytes")
+        raise AssertionError("a subclass of End must handle received bytes")
 
     def lost(self) -> None:
-        raise AssertionError("an end says what it does about its end")
+        raise AssertionError("a subclass of End must handle a lost connection")
 
     def send(self, data: bytes) -> None:
         self.connection.send(self, data)
@@ -91,14 +91,14 @@ class Wire:
             self._carry(direction, data)
 
     def hold(self, *, to_broker: bool, to_client: bool) -> None:
-        """Lose packets from now on, in one direction or both."""
+        """Hold back packets from now on, in one direction or both."""
         if to_broker:
             self._directions[self.client].is_held = True
         if to_client:
             self._directions[self.broker].is_held = True
 
     def release(self) -> None:
-        """Let packets arrive again, those held back first."""
+        """Deliver packets again, first those that were held back."""
         for direction in self._directions.values():
             direction.is_held = False
             queue, direction.queue = direction.queue, deque()
@@ -106,13 +106,13 @@ class Wire:
                 self._carry(direction, data)
 
     def reset(self) -> None:
-        """Both ends learn soon that the connection is gone. Bytes on their way are lost."""
+        """End the connection. Bytes in transit are lost, and both ends are informed after the usual delay."""
         if self.is_over:
             return
         self.is_over = True
         self.network.wires.pop(self, None)
         for end in self.ends:
-            self.network.later(self._tell_lost, end)
+            self.network.later(self._report_lost, end)
 
     def _carry(self, direction: Direction, data: bytes | None) -> None:
         network = self.network
@@ -130,7 +130,7 @@ class Wire:
             self.is_over = True
             self.network.wires.pop(self, None)
             for each in self.ends:
-                self._tell_lost(each)
+                self._report_lost(each)
         elif not end.process.is_dead:
             self.network.loop.call(end.process, self._receive, end, data)
 
@@ -138,7 +138,7 @@ class Wire:
         if not end.is_closed:
             end.received(data)
 
-    def _tell_lost(self, end: End) -> None:
+    def _report_lost(self, end: End) -> None:
         if not end.process.is_dead:
             self.network.loop.call(end.process, self._lost, end)
 
@@ -149,7 +149,7 @@ class Wire:
 
 
 class BrokerEnd(End):
-    """The broker's end: drives the real ClientProtocol through asyncio's interface."""
+    """The broker's end. It calls the real ClientProtocol through asyncio's interface."""
 
     protocol: asyncio.BufferedProtocol
 
@@ -270,7 +270,7 @@ class Network:
         return self._randomness.uniform(low, high)
 
     def later(self, callback: Callable[..., object], *args: object) -> None:
-        """Call it in the world's process after the usual delay."""
+        """Call ``callback`` in the world's process after the usual delay."""
         self.loop.call_at(
             self.loop.time() + self.delay(),
             callback,
@@ -290,7 +290,7 @@ class Network:
         await asyncio.sleep(self.delay())
         listener = self.listeners.get(port)
         if listener is None or listener.process.is_dead:
-            raise ConnectionRefusedError(f"nobody listens on {port}")
+            raise ConnectionRefusedError(f"no process listens on port {port}")
         self._count += 1
         wire = Wire(self, f"client-{self._count}")
         end, broker = make_end(wire), BrokerEnd(listener.process, wire)
@@ -300,7 +300,7 @@ class Network:
         return end
 
     def kill(self, process: Process) -> None:
-        """The process has ended: its ports are free, its connections are reset."""
+        """Free the ports of a process that ended, and reset its connections."""
         for port, listener in list(self.listeners.items()):
             if listener.process is process:
                 del self.listeners[port]

@@ -1,4 +1,4 @@
-"""Writes the history: one order for all events, and virtual time."""
+"""The recorder writes the history. It gives all events one order and the virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onewriter_core.wire.messages import Bytes, entry_payload
 
 
 def value_of(entry: Bytes) -> str:
-    """Return the value that a simulated producer put into an entry."""
+    """Return the value that a simulated producer wrote into an entry."""
     return bytes(entry_payload(entry)).decode()
 
 
@@ -29,18 +29,19 @@ class Recorder:
         self.history = History(seed)
         self.is_closed = False
         self._loop = loop
-        self._happenings = 0
+        self._events = 0
         self._held_since: dict[str, tuple[str, str, float]] = {}
 
     def _next(self) -> int:
-        self._happenings += 1
-        return self._happenings
+        self._events += 1
+        return self._events
 
     def moment(self) -> tuple[int, float]:
-        """Return a place in the order of all events, and the time."""
+        """Return the next number in the order of all events, and the time."""
         return self._next(), self._loop.time()
 
     def invoke(self, kind: Kind, process: str, topic: str, **fields: Any) -> Operation:
+        """Record that an operation begins."""
         operation = Operation(kind, process, topic, self._next(), self._loop.time(), **fields)
         if not self.is_closed:
             self.history.operations.append(operation)
@@ -55,7 +56,7 @@ class Recorder:
         position: Position | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Record the outcome, once."""
+        """Record the outcome of an operation, once."""
         if self.is_closed:
             return
         assert operation.completed_at > self._loop.time(), operation
@@ -71,36 +72,39 @@ class Recorder:
             self.seen(f"{operation.kind.value}.{outcome.value}")
 
     def seen(self, what: str) -> None:
+        """Count an event, for example one of ``SOMETIMES``."""
         if not self.is_closed:
-            self.history.noticed(what)
+            self.history.add_event(what)
 
     def journal(self, process: str, line: str) -> None:
-        """Add a line to those of the brokers."""
+        """Add a line to the brokers' log lines."""
         if not self.is_closed:
             self.history.journal.append(f"{self._loop.time():.4f} {process} info {line}")
 
     def anomaly(self, text: str) -> None:
-        """Record an event that must never happen."""
+        """Record an event that must never occur. The test of the run then fails."""
         if not self.is_closed:
             self.history.anomalies.append(f"{self._loop.time():.4f} {text}")
 
     def holds(self, topic: str, process: str, holder: str) -> None:
-        """Record that a client may write from now on."""
+        """Record that a producer holds the topic from now on."""
         self._held_since[holder] = (topic, process, self._loop.time())
 
     def holds_no_more(self, holder: str) -> None:
+        """Record the end of a producer's tenure, if it has one."""
         found = self._held_since.pop(holder, None)
         if found is not None and not self.is_closed:
             topic, _, since = found
             self.history.tenures.append((topic, Span(holder, since, self._loop.time())))
 
     def process_ended(self, process: str) -> None:
+        """Record the end of all tenures of a process."""
         for holder, (_, owner, _) in list(self._held_since.items()):
             if owner == process:
                 self.holds_no_more(holder)
 
     def close(self) -> None:
-        """End the run: events during the teardown do not count."""
+        """End the run. Events during the teardown are not recorded."""
         for holder in list(self._held_since):
             self.holds_no_more(holder)
         self.history.ended_at = self._loop.time()

@@ -1,7 +1,7 @@
-"""The path between a broker and the store or the anchor: delays, lost answers, and the record.
+"""How a broker reaches the store and the anchor: with delays and lost answers. Appends and fences enter the history.
 
-The world executes the calls, not the broker. A call that a broker sent before it froze or died is therefore still
-executed. Its answer waits for a frozen broker; a dead one never receives it.
+The world's process executes the calls, not the broker's. So a call that a broker sent before it froze or died is still
+executed. A frozen broker receives the answer when it is thawed; a dead one never receives it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tests.simulation.loop import VirtualLoop
 from tests.simulation.recording import Recorder, value_of
 
 from onewriter_broker.anchor.api import Record, Versioned
-from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log.store import api
-from onewriter_broker.log.store.fake.store import FakeLogStore, Faults, Moment
 from onewriter_broker.log.topic_log.log import payloads
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position
+from onewriter_testing.fake_store.store import FakeLogStore, Faults, Moment
+from onewriter_testing.memory_anchor import MemoryAnchor
 
 DELAY_SECONDS = (0.0002, 0.002)
 SLOW_SECONDS = (0.05, 0.8)
@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 class Connection:
-    """The path from one broker to one server, with its present faults."""
+    """The connection of one broker to one server, with its current faults."""
 
     def __init__(self, loop: VirtualLoop, randomness: random.Random) -> None:
         self.is_slow = False
@@ -46,7 +46,7 @@ class Connection:
         self._randomness = randomness
 
     async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Let the world execute it. The caller may end meanwhile."""
+        """Execute a call in the world's process. It continues if the caller ends."""
         task = self._loop.spawn(self._loop.world, work)
         task.add_done_callback(_retrieve)
         return await asyncio.shield(task)
@@ -56,7 +56,7 @@ class Connection:
         await asyncio.sleep(self._randomness.uniform(low, high))
 
     def is_lost(self) -> bool:
-        """Return whether this request, or this answer, does not arrive."""
+        """Return whether this request or answer is lost."""
         return self.is_flaky and self._randomness.random() < 0.25
 
 
@@ -66,7 +66,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 
 class RemoteStore:
-    """A LogStore as one broker reaches it (its builder casts it to the protocol)."""
+    """The LogStore as one broker reaches it. BrokerNode casts it to the protocol."""
 
     def __init__(
         self, connection: Connection, inner: FakeLogStore, recorder: Recorder, broker: str
@@ -121,8 +121,17 @@ class RemoteStore:
             entry += 1
         return operation
 
-    async def fence(self, fence: api.Fence) -> api.Outcome:
-        started = [
+    async def fence(self, fences: Sequence[api.Fence]) -> list[api.Outcome | api.BrokenKey]:
+        if len(fences) > 1:
+            self._recorder.seen("several topics fenced in one call")
+        started = [self._refence(fence) for fence in fences]
+        outcomes: list[api.Outcome | api.BrokenKey] = await self.connection.run(
+            self._fenced(fences, started)
+        )
+        return outcomes
+
+    def _refence(self, fence: api.Fence) -> list[Operation]:
+        return [
             self._recorder.invoke(
                 Kind.REFENCE,
                 self._broker,
@@ -132,17 +141,21 @@ class RemoteStore:
             )
             for log in fence.logs
         ]
-        outcome: api.Outcome = await self.connection.run(self._fenced(fence, started))
-        return outcome
 
-    async def _fenced(self, fence: api.Fence, started: list[Operation]) -> api.Outcome:
-        outcome = await self._inner.fence(fence)
-        for operation in started:
-            self._answered(operation, outcome)
-        return outcome
+    async def _fenced(
+        self, fences: Sequence[api.Fence], started: list[list[Operation]]
+    ) -> list[api.Outcome | api.BrokenKey]:
+        outcomes = await self._inner.fence(fences)
+        for operations, outcome in zip(started, outcomes, strict=True):
+            assert isinstance(outcome, api.Outcome)  # no process writes foreign keys here
+            for operation in operations:
+                self._answered(operation, outcome)
+        return outcomes
 
     def _answered(self, operation: Operation, outcome: api.Outcome) -> None:
         self._recorder.seen(f"store.{operation.kind.value}.{outcome.value}")
+        if outcome is api.Outcome.FENCED:
+            self._recorder.seen("deposed broker fenced")
         if outcome is api.Outcome.DONE:
             self._recorder.complete(operation, Outcome.OK)
         elif outcome in DEFINITE_REFUSALS:

@@ -1,4 +1,4 @@
-"""The same seed gives the same history, byte for byte, also in another process with another hash seed."""
+"""The same seed gives the same history, byte for byte, also in another Python process with another hash seed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Atomic publishes under faults, over many seeds: each version complete, once, in order; no answered one is lost.
+"""Atomic publishes under faults, over many seeds.
 
-Two drivers publish the same versions of one app, like a query and its zombie, through the broker that serves the
-topic, while brokers and stores freeze, die and fail over. Blocks and calls are small, so that a publish takes many
-of them. ``ONEWRITER_SEEDS`` works as in test_simulation.py.
+Each version is stored completely, once, and in order. No version that was answered is lost. Two drivers publish the
+same versions of one app, like a query and its zombie, while brokers and stores freeze, die and fail over. Blocks and
+calls are small, so one publish needs many of them. ``ONEWRITER_SEEDS`` works as in test_simulation.py. README.md explains
+seeds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 from tests.contents import stored_in
 from tests.mutants.mutant import Mutant
 from tests.script_bugs import plant
-from tests.simulation.actors import people
+from tests.simulation.actors import roles
 from tests.simulation.history import History
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.recording import value_of
@@ -45,13 +46,13 @@ from onewriter_core.audit.publishes import VersionChecker
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity, TopicName, bucket_of
 from onewriter_core.log_format.staged_rows import MAGIC
-from onewriter_core.topic.model import AccessMode, Departure, Request, Reserved
+from onewriter_core.topic.model import AccessMode, Request, Reserved, TransitionCause
 from onewriter_core.wire.messages import build_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 SEEDS_DEFAULT = 6
 MUTANTS_SEEDS = 12
-"""Nearly every run detects a mutant; see kill_in_the_midst."""
+"""Runs in which a mutant must be found. Nearly every run finds it, because of kill_during_publishes."""
 
 KILLS_APART_SECONDS = (0.5, 4.0)
 KILLED_SECONDS = (1.0, 4.0)
@@ -64,7 +65,7 @@ TOPIC = TopicName.parse(REPLICATED_TOPIC)
 APP = "query"
 FRAMES = 12
 ATTEMPT_SECONDS = 8.0
-"""A driver asks again after this time, whatever happened to its request."""
+"""A driver repeats a request after this time if it got no answer."""
 
 
 def seeds() -> range:
@@ -93,10 +94,10 @@ MODES = (
 )
 
 
-class Leading:
-    """A driver as the topic's leader, in the broker's process. Implements ProducerChannel.
+class DriverChannel:
+    """Makes a driver the topic's leader, in the broker's process. Implements ProducerChannel.
 
-    ``epoch`` returns the epoch under which it leads; it raises Refused or Unavailable if it does not lead.
+    ``epoch`` gets the epoch under which the driver leads, or Refused or Unavailable if it does not lead.
     """
 
     client_version = "driver"
@@ -104,7 +105,7 @@ class Leading:
     last_inbound = 0.0
 
     def __init__(
-        self, topic: LoadedTopic, mode: AccessMode, gathered: Callable[[TopicLog], None]
+        self, topic: LoadedTopic, mode: AccessMode, append_soon: Callable[[TopicLog], None]
     ) -> None:
         self.epoch: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._runner, partition = topic.runner, topic.partition_of(TOPIC)
@@ -112,7 +113,7 @@ class Leading:
         found = self._runner.topic.partition(partition)
         kept: int | None = None
         if found is not None and isinstance(found.ownership, Reserved):
-            tenure = found.ownership.tenure  # of a driver whose broker died: it resumes
+            tenure = found.ownership.tenure  # of a driver whose broker died; the driver resumes
             kept = tenure.epoch if tenure.producer_name == APP else None
         request = Request(
             registration=name,
@@ -125,13 +126,13 @@ class Leading:
             identity=Identity(),
             topic_epoch=kept,
         )
-        self._producer = Producer(self, 0, 0, request, self._runner.logs[partition], gathered)
+        self._producer = Producer(self, 0, 0, request, self._runner.logs[partition], append_soon)
         self._runner.request(self._producer)
 
-    def give_back(self) -> None:
+    def leave(self) -> None:
         """Leave the queue, or the topic."""
-        self._end(Unavailable("it was given back"))
-        self._runner.gone(self._producer, Departure.CLOSED)
+        self._end(Unavailable("the driver left"))
+        self._runner.gone(self._producer, TransitionCause.CLOSED)
 
     def producer_ready(self, producer: Producer, epoch: int | None) -> None:
         del producer
@@ -147,7 +148,7 @@ class Leading:
 
     def producer_closed(self, producer: Producer) -> None:
         del producer
-        self._end(Unavailable("the topic has moved on"))
+        self._end(Unavailable("the producer was closed"))
 
     def send_answered(self, frames: bytes, size: int) -> None:
         """The driver sends nothing through this channel."""
@@ -165,7 +166,7 @@ class Leading:
         """The driver is alive."""
 
     def queue_changed(self, producer: Producer, waiting: int) -> None:
-        """Ignored: the driver leaves soon."""
+        """The driver ignores this, because it leaves soon."""
 
     def _end(self, reason: OnewriterError) -> None:
         if not self.epoch.done():
@@ -174,9 +175,9 @@ class Leading:
 
 
 class Driver:
-    """Publishes one version after the other, each until it is answered.
+    """Publishes one version after the other. It repeats each version until it is answered.
 
-    ``shares``: both drivers use the same Publishing of a broker; otherwise each attempt has its own.
+    With ``shares``, both drivers use the same AtomicPublishes of a broker. Otherwise each attempt has its own.
     """
 
     def __init__(self, world: World, name: str, publishers: Publishers, *, shares: bool) -> None:
@@ -196,8 +197,7 @@ class Driver:
                 answer = await self._attempt(version)
                 if answer is not None:
                     self.answered[version] = answer
-                    word = "duplicate" if answer.is_duplicate else "published"
-                    self._world.recorder.seen(word)
+                    self._world.recorder.seen("duplicate" if answer.is_duplicate else "published")
                 await asyncio.sleep(self._randomness.uniform(0.02, 0.3))
 
     async def _attempt(self, version: int) -> PublishResult | None:
@@ -245,25 +245,25 @@ class Driver:
             )
         if self._shares:
             self._publishers[broker] = publisher
-        leading = Leading(topic, self._randomness.choice(MODES), broker.appender.gathered)
+        leading = DriverChannel(topic, self._randomness.choice(MODES), broker.appender.append_soon)
         try:
             epoch = await leading.epoch
-            asked = PublishRequest(
+            request = PublishRequest(
                 APP, version, epoch, [part], right=PublishRight(epoch, Identity())
             )
-            answer = await publisher.publish(TOPIC, topic, asked, self._world.wall_ms())
+            answer = await publisher.publish(TOPIC, topic, request, self._world.wall_ms())
         except OnewriterError:
-            leading.give_back()
+            leading.leave()
             raise
-        leading.give_back()  # not in ``finally``: an attempt that died in a killed broker gives nothing back
+        leading.leave()  # not in ``finally``: an attempt in a killed broker does not leave
         return answer
 
 
-async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
-    """Repeatedly kill the broker that publishes, as soon as the store holds a part of a version.
+async def kill_during_publishes(world: World, randomness: random.Random) -> None:
+    """Repeatedly kill the broker that publishes, as soon as the store has a part of a version.
 
-    This cuts a publish short, whatever brokers and seeds make of the other faults. Another broker then opens the
-    next ledger, and no broker commits the part.
+    So every run has interrupted publishes, whichever other faults it has. Another broker then opens the next ledger,
+    and no broker may commit the part.
     """
     bucket = bucket_of(TOPIC, BUCKETS)
     key = Keys(BUCKETS).state(TOPIC).encode()
@@ -276,7 +276,7 @@ async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
         for node in world.nodes:
             if node.is_up and bucket in node.broker.ownership.held():
                 node.kill()
-                world.recorder.seen("a publish was cut short")
+                world.recorder.seen("a publish was interrupted")
                 await asyncio.sleep(randomness.uniform(*KILLED_SECONDS))
                 node.start()
         pause = randomness.uniform(*KILLS_APART_SECONDS)
@@ -284,13 +284,13 @@ async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
 
 async def run_scenario(world: World, *, shares: bool = False) -> None:
     for number in range(2):
-        world.add_client(f"consumer-{number}", people.consumer(REPLICATED_TOPIC))
+        world.add_client(f"consumer-{number}", roles.consumer(REPLICATED_TOPIC))
     await asyncio.sleep(1.0)
     publishers: Publishers = WeakKeyDictionary()
     drivers = [Driver(world, f"driver-{number}", publishers, shares=shares) for number in range(2)]
     tasks = [world.background(driver.run()) for driver in drivers]
-    administrator = people.Administrator(world, [REPLICATED_TOPIC], world.random("administrator"))
-    killer = world.background(kill_in_the_midst(world, world.random("killer")))
+    administrator = roles.Administrator(world, [REPLICATED_TOPIC], world.random("administrator"))
+    killer = world.background(kill_during_publishes(world, world.random("killer")))
     await Nemesis(world, world.random("nemesis")).run()
     killer.cancel()
     for node in world.nodes:
@@ -330,13 +330,13 @@ def problems(world: World, drivers: list[Driver]) -> list[str]:
     for version, texts in values.items():
         if texts != [f"{version}/{number}" for number in range(FRAMES)]:
             found.append(f"version {version} holds {texts}")
-    forgotten = {_version(value) for value in world.history.forgotten.get(REPLICATED_TOPIC, {})}
+    destroyed = {_version(value) for value in world.history.destroyed.get(REPLICATED_TOPIC, {})}
     for driver in drivers:
         for version in driver.answered:
-            if version not in values and version not in forgotten:
-                found.append(f"version {version} was answered, and is not there")
+            if version not in values and version not in destroyed:
+                found.append(f"version {version} was answered, but is not stored")
     if not drivers[-1].answered:
-        found.append("nobody could publish when all was well again")
+        found.append("no driver could publish after all faults were repaired")
     return found
 
 
@@ -356,21 +356,21 @@ def simulate(seed: int, *, shares: bool = False) -> History:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("shares", [False, True], ids=["apart", "together"])
 def test_publishes_are_whole_and_once(*, shares: bool) -> None:
-    met: dict[str, int] = {}
+    occurred: dict[str, int] = {}
     for seed in seeds():
         history = simulate(seed, shares=shares)
         assert not history.anomalies, (seed, history.anomalies[:5])
         for name, count in history.seen.items():
-            met[name] = met.get(name, 0) + count
+            occurred[name] = occurred.get(name, 0) + count
     if len(seeds()) >= SEEDS_DEFAULT:
-        missed = {
+        missing = {
             "published",
             "duplicate",
             "unknown",
             "not published",
-            "a publish was cut short",
-        } - met.keys()
-        assert not missed, f"never met: {missed}"
+            "a publish was interrupted",
+        } - occurred.keys()
+        assert not missing, f"these events never occurred: {missing}"
 
 
 A_FENCE_DROPS_NOTHING = Mutant(
@@ -401,7 +401,9 @@ NO_VERSION_IS_CHECKED = Mutant(
     [A_FENCE_DROPS_NOTHING, NO_VERSION_IS_CHECKED],
     ids=lambda mutant: mutant.name,
 )
-def test_a_weaker_store_is_found_out(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+def test_a_store_without_a_check_is_detected(
+    monkeypatch: pytest.MonkeyPatch, mutant: Mutant
+) -> None:
     if mutant is NO_VERSION_IS_CHECKED:  # the broker's own check would hide the mutant
 
         async def knows_nothing(*_: object) -> None:

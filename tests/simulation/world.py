@@ -1,7 +1,7 @@
-"""A simulated world: brokers, a store with a replica, an anchor, clients; and one run of it.
+"""A simulated world (brokers, clients, a network, a store with a replica, an anchor), and one run in it.
 
-The brokers are real: ``onewriter_broker.app.Broker`` with all its parts, on the fake store and the memory anchor,
-with a network that loses connections and a clock that the test controls.
+The brokers are real: ``onewriter_broker.app.Broker`` with all its parts. They use the fake store, the memory anchor,
+the simulated network and the virtual clock.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import structlog
+from tests.contents import Contents, stored_in
 from tests.simulation.actors.client import Client
 from tests.simulation.history import NEVER, History, Span
 from tests.simulation.journal import Journal
@@ -23,18 +24,24 @@ from tests.simulation.network import Network
 from tests.simulation.recording import Recorder
 from tests.simulation.stores import Connection, RemoteAnchor, RemoteStore
 
-from onewriter_broker.anchor.memory import MemoryAnchor
+from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.app import Broker, BrokerLimits, Dependencies
 from onewriter_broker.auth.authentication import Authenticated
 from onewriter_broker.desired import Initial
 from onewriter_broker.log.store.api import LogStore
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
 from onewriter_core.api.manifests import DesiredState, combine, parse
 from onewriter_core.ids import Identity
+from onewriter_testing.fake_store.cluster import FakeCluster, FakeClusterStore
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
+from onewriter_testing.memory_anchor import MemoryAnchor
 
 BUCKETS = 2
+
+TICK_SECONDS = 0.1
+"""Interval in which the nodes of a cluster exchange their views."""
+
 PORT = 6650
 
 LOCAL_TOPIC = "persistent://public/default/plain-0"
@@ -57,15 +64,19 @@ REPLICATED = frozenset({REPLICATED_TOPIC})
 
 
 class SubjectAuthenticator:
-    """Accepts every subject: identities matter here, their proofs do not."""
+    """Accepts every subject without proof. Brokers only compare identities here."""
 
     async def authenticate(self, method: str, data: bytes) -> Authenticated:
         del method
         return Authenticated(Identity(data.decode()))
 
 
+async def no_answer(_other: Addresses) -> None:
+    """Stands for the answer of another broker over HTTP. The simulation has no HTTP."""
+
+
 class BrokerNode:
-    """The place of one broker: a name and a port, under which processes start and end."""
+    """A name and a port under which broker processes start and end, one after the other."""
 
     def __init__(self, world: World, number: int) -> None:
         self.name = f"broker-{number}"
@@ -81,20 +92,18 @@ class BrokerNode:
         self._starts = 0
 
     def start(self) -> None:
-        """Start a process in this place, unless one runs."""
+        """Start a broker process, unless one runs."""
         if self.is_up:
             return
         world = self._world
         self._starts += 1
         nonce = f"{self._starts:032x}"
         self.process = world.loop.add_process(f"{self.name}~{self._starts}")
-        store_way = Connection(world.loop, world.random(f"{self.process.name}/store"))
-        inner = FakeLogStore(
-            world.server.resolve, buckets=BUCKETS, replicas=1, commit_timeout_seconds=0.2
-        )
-        self.store = RemoteStore(store_way, inner, world.recorder, self.process.name)
-        anchor_way = Connection(world.loop, world.random(f"{self.process.name}/anchor"))
-        self.anchor = RemoteAnchor(anchor_way, world.anchor)
+        store_connection = Connection(world.loop, world.random(f"{self.process.name}/store"))
+        inner = world.plain_store(commit_timeout_seconds=0.1 if world.cluster else 0.2)
+        self.store = RemoteStore(store_connection, inner, world.recorder, self.process.name)
+        anchor_connection = Connection(world.loop, world.random(f"{self.process.name}/anchor"))
+        self.anchor = RemoteAnchor(anchor_connection, world.anchor)
         dependencies = Dependencies(
             settings=Settings(
                 name=self.name,
@@ -111,6 +120,7 @@ class BrokerNode:
             desired=Initial(world.desired),
             single_node=False,
             limits=world.limits,
+            reaches_store=no_answer,
         )
         self._task = world.loop.spawn(self.process, self._run(dependencies, nonce))
         self.is_up = True
@@ -158,7 +168,7 @@ class BrokerNode:
 
 
 class World:
-    """Everything in one run."""
+    """Everything that exists in one run."""
 
     def __init__(
         self,
@@ -167,13 +177,15 @@ class World:
         *,
         brokers: int = 2,
         limits: BrokerLimits = BrokerLimits(),
+        cluster: FakeCluster | None = None,
     ) -> None:
         self.limits = limits
+        self.cluster = cluster
         self.seed = seed
         self.loop = loop
         self.recorder = Recorder(loop, seed)
         self.network = Network(loop, self.random("network"))
-        self.server = FakeServer()
+        self.server = FakeServer()  # not used by a world with a cluster
         self.server.add_replica("node-1")
         self.anchor = MemoryAnchor()
         self.desired: DesiredState = combine(parse(MANIFESTS, "simulation", []))
@@ -186,12 +198,36 @@ class World:
         self._starts: dict[str, int] = {}
 
     def random(self, purpose: str) -> random.Random:
-        """Return random numbers for one purpose, independent of changes elsewhere."""
+        """Return random numbers for one purpose. Draws for another purpose do not change them."""
         return random.Random(f"{self.seed}/{purpose}")
 
-    def plain_store(self) -> FakeLogStore:
-        """Return the store as an operator's tool reaches it."""
-        return FakeLogStore(self.server.resolve, buckets=BUCKETS, replicas=1)
+    def plain_store(self, commit_timeout_seconds: float = 1.0) -> FakeLogStore:
+        """Return the store without delays and faults, as an operator's tool reaches it."""
+        if self.cluster is not None:
+            return FakeClusterStore(
+                self.cluster,
+                buckets=BUCKETS,
+                replicas=1,
+                commit_timeout_seconds=commit_timeout_seconds,
+            )
+        return FakeLogStore(
+            self.server.resolve,
+            buckets=BUCKETS,
+            replicas=1,
+            commit_timeout_seconds=commit_timeout_seconds,
+        )
+
+    def contents_of(self, bucket: int) -> Contents:
+        """Return the contents of the primary that serves a bucket."""
+        if self.cluster is None:
+            return stored_in(self.server.primary)
+        return stored_in(self.cluster.primary_of(bucket, BUCKETS))
+
+    async def run_bus(self, cluster: FakeCluster) -> None:
+        """Let the nodes of the cluster exchange their views and vote, until cancelled."""
+        while True:
+            cluster.tick(self.loop.time())
+            await asyncio.sleep(TICK_SECONDS)
 
     def wall_ms(self) -> int:
         return 1_700_000_000_000 + int(self.loop.time() * 1000)
@@ -211,7 +247,7 @@ class World:
     def add_client(
         self, name: str, body: Callable[[Client], Awaitable[None]], subject: str = ""
     ) -> None:
-        """Add a client process that runs ``body``, from the start and again after each kill."""
+        """Add a client process that runs ``body``. After a kill, a new process runs it from its beginning."""
         self.bodies[name] = body
         self._start_client(name, subject)
 
@@ -265,19 +301,19 @@ class World:
     # ------------------------------------------------------------ the end
 
     async def tear_down(self) -> None:
-        """End everything that still runs. Nothing of this is recorded."""
+        """End everything that still runs, without recording it."""
         self.recorder.close()
         for task in self.tasks:
             task.cancel()
         for process in self.loop.processes:
             process.is_frozen = process.is_dead = False
-        mine = asyncio.current_task()
+        own = asyncio.current_task()
         for _ in range(20):
             running = [
                 task
                 for process in self.loop.processes
                 for task in process.tasks
-                if not task.done() and task is not mine
+                if not task.done() and task is not own
             ]
             if not running:
                 return
@@ -288,7 +324,7 @@ class World:
 
 @contextmanager
 def _logged_to(journal: Journal) -> Iterator[None]:
-    """Send the brokers' log to the journal instead of the terminal."""
+    """Send the brokers' log lines to the journal instead of the terminal."""
     structlog.reset_defaults()
     structlog.configure(processors=[journal], cache_logger_on_first_use=False)
     try:
@@ -303,15 +339,18 @@ def run(
     *,
     brokers: int = 2,
     limits: BrokerLimits = BrokerLimits(),
+    cluster: FakeCluster | None = None,
 ) -> History:
-    """Run ``scenario`` in a world of its own and return what happened."""
+    """Run ``scenario`` in a new world and return the history."""
     loop = VirtualLoop(random.Random(f"{seed}/scheduler"))
-    world = World(loop, seed, brokers=brokers, limits=limits)
+    world = World(loop, seed, brokers=brokers, limits=limits, cluster=cluster)
     journal = Journal(loop, world.recorder)
-    # Tasks that end in the middle of their work report this when they are collected; here it is intended.
+    # Tasks that were cut off are reported when they are collected. The journal ignores reports of the teardown.
     loop.set_exception_handler(lambda _loop, context: journal.unhandled(context))
 
     async def main() -> None:
+        if cluster is not None:
+            world.background(world.run_bus(cluster))
         for node in world.nodes:
             node.start()
         try:
@@ -334,5 +373,5 @@ def run(
         finally:
             asyncio.set_event_loop(None)
             loop.close()
-            gc.collect()  # tasks that were cut off report it here, not in the next run
+            gc.collect()  # tasks that were cut off are reported here, not in the next run
     return world.history

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.integration.conftest import StockClients, broker, stock, topic
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.java_runtime import use_java
+from onewriter_testing.processes import LocalBrokers
 
 __all__ = ["broker", "stock", "topic"]  # fixtures of the tests with real brokers
 

@@ -78,15 +78,18 @@ class HoldingProxy:
                     self.answer(307, b"", "Location", proxy.url + self.path)
                     hold.is_answered()
                     return
-                said = pool.request(
+                answer = pool.request(
                     self.command, target + self.path, body=body, headers=dict(self.headers)
                 )
                 if hold is not None:
-                    hold.answers.append(said.status)
+                    hold.answers.append(answer.status)
                     if point is Point.STAGED:
                         hold.wait()
                 self.answer(
-                    said.status, said.data, "Content-Type", said.headers.get("Content-Type", "")
+                    answer.status,
+                    answer.data,
+                    "Content-Type",
+                    answer.headers.get("Content-Type", ""),
                 )
                 if hold is not None and point is not None:
                     hold.is_answered()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyspark
 
-from onewriter_broker.testing.ports import free_ports
+from onewriter_testing.ports import free_ports
 
 MASTER_HOST = "127.0.0.1"
 WORKER_HOSTS = ("127.0.0.2", "127.0.0.3")

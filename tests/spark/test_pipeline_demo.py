@@ -23,9 +23,9 @@ def test_tour_succeeds_and_creates_its_files(
     small = ["--rounds", "1", "--messages", "100"]
     monkeypatch.setattr(sys, "argv", ["pipeline_demo", "--to", str(tmp_path), *small])
     pipeline_demo.main()
-    said = capsys.readouterr().out
-    assert "claims held" in said
-    assert "FAILED" not in said
+    output = capsys.readouterr().out
+    assert "claims held" in output
+    assert "FAILED" not in output
     (folder,) = tmp_path.iterdir()
     assert json.loads((folder / "audit.json").read_text())["holds"]
     assert list((folder / "table" / "messages").glob("**/*.parquet"))

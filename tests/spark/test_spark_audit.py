@@ -24,7 +24,6 @@ from tests.spark.conftest import Fill
 import onewriter.sync
 from onewriter import ProducerOptions
 from onewriter_broker.log.store.keys import Keys
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.encoding import encode_send_header
@@ -44,6 +43,7 @@ from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.tables.files import FileWriter
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -179,7 +179,7 @@ def test_rows_offloaded_during_an_audit_are_left_to_the_next_audit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tables, access = Tables(str(tmp_path / "table")), Access(broker.http_url)
-    asked = Tables.segments
+    request = Tables.segments
 
     def more() -> None:
         fill(topic, [b"%d" % n for n in range(30)])
@@ -187,7 +187,7 @@ def test_rows_offloaded_during_an_audit_are_left_to_the_next_audit(
 
     def meanwhile(self: Tables, logs: Sequence[str]) -> list[SegmentRow]:
         with monkeypatch.context() as unpatched:
-            unpatched.setattr(Tables, "segments", asked)
+            unpatched.setattr(Tables, "segments", request)
             more()
             found = self.segments(logs)
             more()
@@ -219,9 +219,9 @@ def test_missing_and_duplicate_files_of_a_table_are_found(
     messages.commit(state, [writer.close()], state.offsets)
     report = audit.table(spark)
     assert violated(report) == {"S5"}
-    said = " ".join(finding.sentence for finding in report.findings)
-    assert "500 messages of ledger" in said
-    assert "are stored twice" in said
+    text = " ".join(finding.sentence for finding in report.findings)
+    assert "500 messages of ledger" in text
+    assert "are stored twice" in text
 
 
 @pytest.fixture
@@ -295,9 +295,9 @@ def test_command_prints_text_or_json_and_exits_with_2(
     again = [word for pair in grant.items() for word in pair]
     valkey.command("XADD", keys.audit(bucket), "*", *again)
     assert run(words) == EXIT_VIOLATION == 2
-    said = capsys.readouterr().out
-    assert "S2 persistent://public/default/orders audit" in said
-    assert "handed out twice" in said
+    output = capsys.readouterr().out
+    assert "S2 persistent://public/default/orders audit" in output
+    assert "handed out twice" in output
 
 
 def test_unreadable_entries_are_reported_as_by_verify(

@@ -8,12 +8,12 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.compatibility.test_fixtures import NAMES, unpacked
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.audit.audit import Audit
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.schema import FORMATS
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -26,10 +26,10 @@ from tests.spark.copying_stream import ENTRIES_PER_BATCH
 from tests.spark.standalone import Standalone, is_gone, kill_all, standalone, wait_until
 from tests.spark.stored import Rows, faults
 
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.lead.requests import WAIT_FOR_EXCLUSIVE
 from onewriter_pipeline.publish.staging import Staging
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "4"))
 """The number of kills, by default one of each kind."""
@@ -120,15 +120,15 @@ class Stream:
         notes = (self._folder / "checkpoint" / folder).glob("*")
         return max((int(each.name) + 1 for each in notes if each.name.isdigit()), default=0)
 
-    def go_on(self, behind: int = 0) -> None:
-        """Wait until the stream has completed more batches than ``behind``, in processes that may be killed."""
+    def wait_for_batches(self, completed: int = 0) -> None:
+        """Wait until the stream has completed more than ``completed`` batches. Its processes may be killed meanwhile."""
 
-        def goes_on() -> bool:
+        def progresses() -> bool:
             self.keep_running()
             self.feed()
-            return self.batches() > behind and bool(self._cluster.python_processes())
+            return self.batches() > completed and bool(self._cluster.python_processes())
 
-        wait_until(goes_on, PROGRESS_SECONDS)
+        wait_until(progresses, PROGRESS_SECONDS)
 
     def work(self) -> None:
         """Wait until the stream is in the middle of a batch."""
@@ -179,20 +179,20 @@ def test_every_row_is_written_once_despite_kills(
             ("driver", stream.kill_driver),
         ]
         try:
-            stream.go_on()
+            stream.wait_for_batches()
             for number in range(ROUNDS):
                 time.sleep(pauses.uniform(0, PAUSE_SECONDS_MAX))
                 stream.work()
-                began, behind = time.monotonic(), stream.batches()
+                began, completed = time.monotonic(), stream.batches()
                 name, kill = victims[number % len(victims)]
                 killed = kill()
                 wait_until(partial(is_gone, killed))
-                stream.go_on(behind)
+                stream.wait_for_batches(completed)
                 found = target.read()
                 assert faults(found, len(found)) == []
                 with capsys.disabled():
                     print(  # noqa: T201 - a soak is long
-                        f"kill {number + 1} of {ROUNDS}, {name}, in batch {behind}: goes on after"
+                        f"kill {number + 1} of {ROUNDS}, {name}, after {completed} batches: continues after"
                         f" {time.monotonic() - began:.1f} s, {len(found)} rows are right",
                         flush=True,
                     )

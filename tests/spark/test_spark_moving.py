@@ -18,8 +18,8 @@ from tests.servers import running_server
 from tests.spark.conftest import PATIENT_SENDING
 from tests.spark.queries import reading
 
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.errors import Unavailable
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 # tests/unit/pipeline/brokers/test_pipeline_broker.py: lost owners are looked up again, broken streams continue.
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(900)]
@@ -103,7 +103,7 @@ def test_read_survives_the_death_of_its_broker(
     killer.join()
     assert killed
     assert found == list(range(VALUES))
-    assert pair.owner_of(topic, asked=1) == 1
+    assert pair.owner_of(topic, through=1) == 1
     pair.restart(0)
 
 

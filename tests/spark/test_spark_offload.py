@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,19 +17,18 @@ import pulsar
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.testing import assertDataFrameEqual
 from tests.spark.conftest import Fill
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.cli import run
 from onewriter_pipeline.engine import cores_of, on_spark
 from onewriter_pipeline.jobs.offload import Offload, OffloadReport
-from onewriter_pipeline.jobs.options import EXIT_OK
+from onewriter_pipeline.jobs.options import EXIT_ERROR, EXIT_OK
 from onewriter_pipeline.jobs.trim import TrimJob
 from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.tables.layout import MESSAGES
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -73,8 +73,9 @@ def test_trimmed_messages_are_read_from_the_table(
     assert report.differences == []
     assert load(spark, broker, topic=topic).count() < 2300
     after = load(spark, broker, topic=topic, tier="all", table=str(tmp_path))
-    assertDataFrameEqual(after, before)
-    assert [int(bytes(row.value)) for row in after.collect()] == list(range(2300))
+    rows = after.collect()
+    assert rows == before.collect()
+    assert [int(bytes(row.value)) for row in rows] == list(range(2300))
     cold = load(spark, broker, topic=topic, tier="cold", table=str(tmp_path), valueFormat="json")
     assert cold.selectExpr("max(CAST(value AS INT))").collect()[0][0] == 1999
 
@@ -147,7 +148,7 @@ def test_killed_command_leaves_a_usable_table(
         access = ["--admin-url", broker.http_url, "--table", str(table), "--topic", topic]
         # Kill it with its Java process and its workers when a task has begun a file.
         with subprocess.Popen([*program, *access], start_new_session=True) as process:
-            while process.poll() is None and not list(table.glob("messages/**/*.parquet")):
+            while process.poll() is None and not list(table.glob("messages/**/*onewriter-*")):
                 time.sleep(0.001)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -158,3 +159,52 @@ def test_killed_command_leaves_a_usable_table(
     assert spark.range(3).count() == 3  # the shared session keeps running
     counted = sum(file.rows for file in Tables(str(table)).existing(MESSAGES).files())
     assert counted == 5000
+
+
+def java_of(session: int) -> int | None:
+    """The process id of Spark's Java process in a session of processes, if there is one.
+
+    A short-lived Java process (``launcher.Main``) determines its command line before.
+    """
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            head, _, fields = stat.read_text().rpartition(")")
+            if head.endswith("(java") and int(fields.split()[3]) == session:
+                command = (stat.parent / "cmdline").read_bytes()
+                if b"spark.launcher.Main" not in command:
+                    return int(stat.parent.name)
+    return None
+
+
+@pytest.mark.full  # tests/unit/pipeline/test_engine_failures.py: the sentence for each error
+def test_killed_java_process_gives_one_sentence(
+    spark: SparkSession,
+    broker: LocalBrokers,
+    topic: str,
+    fill: Fill,
+    tmp_path: Path,
+) -> None:
+    fill(topic, numbered(0, 5000), batching_enabled=False, **EXCLUSIVE)
+    program = [sys.executable, "-m", "onewriter_pipeline", "offload", "--master", "local[2]"]
+    for attempt in range(ATTEMPTS_MAX):
+        table = tmp_path / str(attempt)
+        access = ["--admin-url", broker.http_url, "--table", str(table), "--topic", topic]
+        with subprocess.Popen(
+            [*program, *access], start_new_session=True, stderr=subprocess.PIPE, text=True
+        ) as process:
+            java: int | None = None
+            while process.poll() is None and java is None:
+                if list(table.glob("messages/**/*onewriter-*")):
+                    java = java_of(process.pid)
+                time.sleep(0.001)
+            if java is not None:
+                os.kill(java, signal.SIGKILL)
+            _, errors = process.communicate(timeout=COMMAND_SECONDS)
+        if process.returncode != EXIT_OK:
+            break  # otherwise it finished before the kill
+    assert process.returncode == EXIT_ERROR
+    assert "Traceback" not in errors
+    (sentence,) = [line for line in errors.splitlines() if line.startswith("onewriter-pipeline: ")]
+    assert "the Java process of Spark ended" in sentence or "Spark did not start" in sentence
+    assert run(["offload", *access]) == EXIT_OK
+    assert spark.range(3).count() == 3  # the session of this process is another one

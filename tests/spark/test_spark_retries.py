@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from tests.spark.conftest import Fill
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 ROWS_BEFORE_FAILURE = 100
 

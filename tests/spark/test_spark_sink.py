@@ -14,11 +14,11 @@ from tests.integration.http_calls import Http
 from tests.spark.queries import through
 
 import onewriter.sync
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.lead.leader import Leader
 from onewriter_pipeline.publish.lead_session import LeadSession
 from onewriter_pipeline.publish.transfer import PublishTarget
+from onewriter_testing.processes import LocalBrokers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -255,7 +255,7 @@ def test_new_stream_under_an_old_name_fails(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"txnAppId": ""}, "txnAppId and txnVersion"),
         # tests/unit/pipeline/spark_source/test_write_options.py tests the error of each invalid option
@@ -268,9 +268,9 @@ def test_new_stream_under_an_old_name_fails(
     ids=str,
 )
 def test_invalid_options_are_named_before_anything_runs(
-    spark: SparkSession, broker: LocalBrokers, topic: str, options: dict[str, Any], said: str
+    spark: SparkSession, broker: LocalBrokers, topic: str, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises((PySparkException, AnalysisException), match=said):
+    with pytest.raises((PySparkException, AnalysisException), match=message):
         write(rows(spark, 1), broker, topic, 1, **options)
 
 

@@ -13,7 +13,6 @@ from tests.integration.conftest import StockClients
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.spark.conftest import Fill
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.engine import active, in_process
 from onewriter_pipeline.errors import Invalid
@@ -23,6 +22,7 @@ from onewriter_pipeline.jobs.offload import Offload
 from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.schema import FORMATS, PARQUET
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -118,14 +118,14 @@ def test_range_is_replayed_once_and_in_order(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (["--topic", "t"], "give --to PATH, or --publish-to TOPIC"),
-        (["--topic", "t", "--publish-to", "u"], "needs --app and --version"),
+        (["--topic", "t"], "give --to PATH, --publish-to TOPIC, or both"),
+        (["--topic", "t", "--publish-to", "u"], "needs --app, a name, and --version"),
         (["--topic", "t", "--to", "/nowhere/x", "--tier", "all"], "needs --table"),
     ],
 )
-def test_invalid_options_are_refused_before_anything_starts(words: list[str], said: str) -> None:
+def test_invalid_options_are_refused_before_anything_starts(words: list[str], message: str) -> None:
     result: Any = CliRunner().invoke(snapshot.command, words)
     assert isinstance(result.exception, Invalid)
-    assert said in str(result.exception)
+    assert message in str(result.exception)

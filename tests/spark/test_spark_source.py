@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.spark.conftest import Fill
-from tests.spark.queries import through
+from tests.spark.queries import QUERY_SECONDS, through
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.schema import MESSAGE_COLUMNS
+from onewriter_testing.processes import LocalBrokers
+from pyspark_onewriter.lag import LagListener
+from pyspark_onewriter.topics import read_topic, write_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -96,6 +102,43 @@ def test_sql_and_a_custom_schema(
     assert [row["__entryId"] for row in frame.collect()] == list(range(1, 11))
 
 
+def test_a_table_of_a_catalog_reads_and_writes_a_topic(
+    spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill
+) -> None:
+    fill(topic, numbered(0, 10))
+    name = topic.replace("-", "_")
+    spark.sql(
+        f"CREATE TABLE {name} USING onewriter OPTIONS (`kafka.bootstrap.servers` '{broker.http_url}',"
+        f" topic '{topic}', txnAppId 'sql')"
+    )
+    for _ in range(2):  # the same version: it is there once
+        spark.sql(
+            "INSERT INTO IDENTIFIER(:t) WITH (txnVersion = 1) (value, __key) VALUES (X'31', X'6B')",
+            {"t": name},
+        )
+    found = spark.table(name).select("value", "__key", "__epoch")
+    rows = found.collect()
+    assert [bytes(each["value"]) for each in rows] == [*numbered(0, 10), b"1"]
+    assert bytes(rows[-1]["__key"]) == b"k"
+    newest = rows[-1]["__epoch"]
+    assert spark.read.option("startingEpoch", newest).table(name).count() == 1
+    with pytest.raises(PythonException, match="rows cannot set the column __messageId"):
+        spark.sql(
+            "INSERT INTO IDENTIFIER(:t) WITH (txnVersion = 2) TABLE IDENTIFIER(:t)", {"t": name}
+        )
+    spark.sql(f"DROP TABLE {name}")
+
+
+def test_a_new_thread_writes_to_a_topic(
+    spark: SparkSession, broker: LocalBrokers, topic: str
+) -> None:
+    rows = spark.createDataFrame([("1",), ("2",)], "value STRING").coalesce(1)
+    url = broker.http_url
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write_topic, rows, topic, app="thread", version=1, admin_url=url).result()
+    assert values(read_topic(spark, topic, columns=["value"], admin_url=url)) == [b"1", b"2"]
+
+
 def test_growth_epochs_and_trimming(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill
 ) -> None:
@@ -140,11 +183,14 @@ def test_errors_are_short(
         load(spark, broker, topic=topic, authToken="secret", **options).count()
     assert message in str(caught.value)
     assert "secret" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 2  # no Python traceback
 
 
 def test_missing_topic_is_an_error(spark: SparkSession, broker: LocalBrokers, topic: str) -> None:
-    with pytest.raises(AnalysisException, match=f"{topic}"):
+    with pytest.raises(AnalysisException, match=f"{topic}") as caught:
         load(spark, broker, topic=topic).count()
+    assert len(str(caught.value).splitlines()) <= 2
+    assert load(spark, broker, topicsPattern=topic).count() == 0  # no whole name
 
 
 # ------------------------------------------------------------ streams
@@ -184,6 +230,40 @@ def test_stream_continues_at_its_checkpoint(
     assert sum(run(spark, broker, tmp_path, topic=topic)) == 35
     assert run(spark, broker, tmp_path, topic=topic) == []
     assert table(spark, tmp_path) == numbered(0, 60)
+
+
+@pytest.mark.full  # tests/integration/test_pipeline_streams.py determines lags without a JVM
+def test_lag_of_a_stream_and_the_trigger_once(
+    spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
+) -> None:
+    fill(topic, numbered(0, 25), batching_enabled=False)
+    listener = LagListener({"admin.url": broker.http_url})
+    spark.streams.addListener(listener)
+    try:
+        reader = spark.readStream.format("onewriter").option("admin.url", broker.http_url)
+        frame = reader.options(topic=topic, startingOffsets="earliest").load()
+        writer = frame.writeStream.format("noop").queryName(topic)
+        query = through(lambda: writer.trigger(once=True).start())
+        assert sum(each["numInputRows"] for each in query.recentProgress) == 0
+        until = time.monotonic() + QUERY_SECONDS
+        while not listener.lags:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    finally:
+        spark.streams.removeListener(listener)
+    (lag,) = listener.lags[topic].values()
+    assert (lag.entries, lag.messages) == (25, 25)
+
+
+@pytest.mark.full
+def test_spark_connect_reads_and_writes(broker: LocalBrokers, topic: str, fill: Fill) -> None:
+    fill(topic, numbered(0, 10))
+    program = [sys.executable, "-m", "tests.spark.connected", broker.http_url, topic]
+    done = subprocess.run(
+        program, check=False, capture_output=True, text=True, timeout=QUERY_SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["10", "12", "12"]
 
 
 def test_stream_fails_if_its_next_entries_were_trimmed(

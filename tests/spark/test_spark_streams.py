@@ -12,11 +12,11 @@ from tests.integration.offloading import numbered, offload, trim
 from tests.spark.conftest import Fill
 from tests.spark.queries import through
 
-from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_testing.processes import LocalBrokers
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -24,7 +24,7 @@ from tests.spark.standalone import is_gone, kill_all, standalone, wait_until
 from tests.spark.stored import stored
 from tests.spark.zombie_write import ROWS, ROWS_MORE, Attempt
 
-from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_testing.processes import LocalBrokers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HELD_SECONDS = 600.0
@@ -47,7 +47,7 @@ class Driver:
         assert line, self._log.read_text()[-4000:]
         return line
 
-    def go_on(self) -> None:
+    def write_next(self) -> None:
         """Let it write the next batch."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
@@ -110,7 +110,7 @@ def test_rows_of_tasks_that_wake_after_the_commit_are_stored_once(
         for process in (stopped.executor, stopped.python):
             os.kill(process, signal.SIGCONT)
 
-        program.go_on()
+        program.write_next()
         program.held(not_staged)
         frozen = program.attempt(1, 0, 0)
         os.kill(frozen.python, signal.SIGSTOP)

@@ -87,7 +87,7 @@ class MapContract:
             await first.clear()
             assert await first.scan(len) == 0
 
-    async def test_others_see_it_at_once_with_latest(self, world: World) -> None:
+    async def test_other_maps_see_a_write_immediately_with_latest(self, world: World) -> None:
         async with world.map(str, int) as one, world.map(str, int) as other:
             for number in range(10):
                 await (one, other)[number % 2].put("k", number)
@@ -122,7 +122,7 @@ class MapContract:
             assert sorted(result or 0 for result in results) == list(range(1, 501))
         assert len(await world.entries()) < 100
 
-    async def test_a_writes_reader_sees_exactly_what_is_behind_its_operations(
+    async def test_a_reader_of_writes_sees_exactly_the_entries_of_its_operations(
         self, world: World
     ) -> None:
         async with world.state(counter(immutable=True)) as state:
@@ -166,7 +166,7 @@ class MapContract:
             with pytest.raises(TypeError):
                 view["a"] = 5  # type: ignore[index]
 
-    async def test_what_raises_leaves_no_trace(self, world: World) -> None:
+    async def test_a_function_that_raises_changes_nothing(self, world: World) -> None:
         async with world.state(counter()) as state:
             await state.write(lambda _value: [1], lambda value: value)
 
@@ -244,7 +244,7 @@ class MapContract:
         assert sorted(changes[4:]) == [("b", None, 2), ("c", None, 3)]
         assert [each.version for each in seen] == [1, 2, 3, 4, 5, 5]
 
-    async def test_a_watcher_that_is_too_slow_is_told(self, world: World) -> None:
+    async def test_a_watcher_that_is_too_slow_gets_an_error(self, world: World) -> None:
         limits = StateLimits(timeout_seconds=20, watched_changes_max=5)
         async with world.map(str, int, limits=limits) as shared, shared.watch() as watch:
             for number in range(7):
@@ -291,7 +291,7 @@ class MapContract:
             await shared.put("b", b"x")
             assert await shared.size(latest=True) == 2
 
-    async def test_more_writes_at_once_than_an_entry_holds(self, world: World) -> None:
+    async def test_more_concurrent_writes_than_fit_into_an_entry(self, world: World) -> None:
         async with world.map(str, bytes) as shared:
             await asyncio.gather(*(shared.put(str(n), b"%d" % n) for n in range(2_500)))
             await asyncio.gather(*(shared.put(str(n), bytes(100_000)) for n in range(20)))
@@ -308,7 +308,7 @@ class MapContract:
         assert content == {n: -n for n in range(500)}
         assert len(await world.entries()) == 201
 
-    async def test_used_outside_of_its_statement_it_says_so(self, world: World) -> None:
+    async def test_use_outside_of_its_with_statement_raises(self, world: World) -> None:
         shared = world.map(str, int)
         with pytest.raises(Closed):
             await shared.get("a")

@@ -17,7 +17,7 @@ VERBS = verbs()
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_every_option_says_what_it_is_for(name: str) -> None:
+def test_every_option_has_a_help_text(name: str) -> None:
     command = VERBS[name]
     options = [each for each in command.params if isinstance(each, click.Option)]
     assert [each.name for each in options if not each.help and not each.hidden] == []
@@ -53,7 +53,7 @@ def command_lines(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_the_pages_have_people_type_is_there(page: Path) -> None:
+def test_commands_in_the_pages_exist(page: Path) -> None:
     wrong = []
     for line in command_lines(page):
         found = INVOKED.match(re.split(r" -- | [|;#>&]", line)[0].rstrip())

@@ -185,15 +185,15 @@ class FileAnchor:
         _clean(directory)
         return entry.version if won else None
 
-    def _won(self, directory: Path, mine: _Entry, bucket: int) -> bool:
+    def _won(self, directory: Path, entry: _Entry, bucket: int) -> bool:
         """Whether the file just linked is, or was, the record (see the module's docstring)."""
-        if max(_versions(directory), default=0) == mine.version:
+        if max(_versions(directory), default=0) == entry.version:
             return True
         try:
-            successor = _load(directory, mine.version + 1, bucket)
+            successor = _load(directory, entry.version + 1, bucket)
         except FileNotFoundError:
             return False
-        return successor.predecessor == mine.nonce
+        return successor.predecessor == entry.nonce
 
     def _stage(self, entry: _Entry, bucket: int) -> Path:
         """Write the entry to a synced temporary file on the same file system."""

@@ -114,7 +114,7 @@ class KubernetesAnchor:
         self._changes: dict[_Change, None] = {}
         self._writing = asyncio.Lock()
         self._reading = asyncio.Lock()
-        self._asked = 0
+        self._requests = 0
         self._covered = 0
         self._read: _Seen | Exception = NOTHING
 
@@ -124,10 +124,10 @@ class KubernetesAnchor:
         Raises Unavailable if the API server does not answer, ConfigurationError with the object's name
         if its content is not a record.
         """
-        self._asked += 1
-        mine = self._asked
+        self._requests += 1
+        request_number = self._requests
         async with self._reading:
-            if self._covered < mine:
+            if self._covered < request_number:
                 await asyncio.sleep(0)  # callers of the same tick share the request
                 await self._read_once()
             found = self._read
@@ -163,7 +163,7 @@ class KubernetesAnchor:
 
     async def _read_once(self) -> None:
         """Send one GET for all callers so far; they also share a failure."""
-        covers = self._asked
+        covers = self._requests
         try:
             found: _Seen | Exception = await self._get()
         except (Unavailable, ConfigurationError) as error:

@@ -49,9 +49,11 @@ NAMES_PER_TICK: Final = 200
 RESOURCE_LENGTH_MAX: Final = 256
 """Characters of a resource's name in a log line."""
 
-UNKNOWN: Final = "this broker has not received the desired state of its topics yet; retry later"
-"""Until the declarations arrive, every topic would look undeclared, and what its declaration forbids would be
-allowed."""
+DECLARATIONS_UNKNOWN: Final = (
+    "this broker has not received the desired state of its topics yet; retry later"
+)
+"""The refusal until the declarations arrive. Before that, every topic would count as undeclared, and the broker would
+allow what a declaration forbids."""
 
 log = structlog.get_logger(__name__)
 
@@ -118,9 +120,9 @@ class Authorization:
         identity: Identity,
         action: Action,
         resource: Resource | TopicName,
-        asked: RequestedProducer | None = None,
+        requested: RequestedProducer | None = None,
     ) -> Granted | Denied:
-        """The decision, neither counted nor logged, for filtering what a caller is shown."""
+        """The decision, without counting or logging it: to filter what a listing shows."""
         if isinstance(resource, TopicName):
             resource = self.topic(resource)
         principal = self.principal(identity)
@@ -129,18 +131,18 @@ class Authorization:
             and not self._has_declarations()
             and not principal.is_administrator
         ):
-            return Denied(action, UNKNOWN, ServerError.SERVICE_NOT_READY)
-        return may(principal, action, resource, asked)
+            return Denied(action, DECLARATIONS_UNKNOWN, ServerError.SERVICE_NOT_READY)
+        return may(principal, action, resource, requested)
 
     def require(
         self,
         identity: Identity,
         action: Action,
         resource: Resource | TopicName,
-        asked: RequestedProducer | None = None,
+        requested: RequestedProducer | None = None,
     ) -> Granted:
-        """The decision for a request that needs the right. Raises Refused."""
-        decision = self.may(identity, action, resource, asked)
+        """The decision for a request. Raises Refused if the right is missing, and counts and logs that."""
+        decision = self.may(identity, action, resource, requested)
         if isinstance(decision, Denied):
             self._refused(identity, resource, decision)
             raise decision.error()
@@ -176,7 +178,7 @@ class Authorization:
         if self.sees_all(identity):
             return list(names)
         if not self._has_declarations():
-            raise Refused(ServerError.SERVICE_NOT_READY, UNKNOWN)
+            raise Refused(ServerError.SERVICE_NOT_READY, DECLARATIONS_UNKNOWN)
         found, ticks = [], Ticks(NAMES_PER_TICK)
         for name in list(names):
             await ticks.step()

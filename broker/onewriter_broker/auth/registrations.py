@@ -31,20 +31,20 @@ REFRESH_SECONDS: Final = 10.0
 log = structlog.get_logger(__name__)
 
 
-def _drawn() -> str:
+def _new_key() -> str:
     return secrets.token_hex(KEY_BYTES)
 
 
 class Registrations:
-    """Computes registrations. ``learned`` must return before the first topic is served."""
+    """Computes registrations. ``wait_for_key`` must return before the first topic is served."""
 
-    def __init__(self, store: LogStore, draw: Callable[[], str] = _drawn) -> None:
-        """``draw`` returns a key for an installation that has none yet."""
+    def __init__(self, store: LogStore, make_key: Callable[[], str] = _new_key) -> None:
+        """``make_key`` returns a key for an installation that has none yet."""
         self._store = store
-        self._draw = draw
+        self._make_key = make_key
         self._key = ""
 
-    async def learned(self) -> None:
+    async def wait_for_key(self) -> None:
         """Return once the key is known, however long the store takes."""
         is_logged = False
         while not self._key:
@@ -58,7 +58,7 @@ class Registrations:
 
     async def run(self) -> None:
         """Follow changes of the key in the store, until cancelled."""
-        await self.learned()
+        await self.wait_for_key()
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
@@ -68,7 +68,7 @@ class Registrations:
 
     async def refresh(self) -> None:
         """Use the key in the store, or store this broker's key if there is none. Raises Undecided."""
-        self._key = await self._store.settle_setting(KEY_SETTING, self._key or self._draw())
+        self._key = await self._store.settle_setting(KEY_SETTING, self._key or self._make_key())
 
     def of(self, topic: TopicName, epoch: int, holder: Identity) -> str | None:
         """The registration of an epoch's holder; None while the key is not known."""

@@ -362,7 +362,7 @@ class TokenReviewAuthenticator:
         if not answer.is_done or not isinstance(status, Mapping):
             raise Unavailable(f"TokenReview: {answer.reason}")
         if status.get("authenticated") is not True:
-            raise refused("the API server does not take the token" + _said(status, text))
+            raise refused("the API server does not take the token" + _reason(status, text))
         # A server that does not know audiences leaves them out: then the token may be for any service.
         if self._audience not in _list(status.get("audiences")):
             raise refused(f"the token is not for the audience {self._audience}")
@@ -456,7 +456,7 @@ def _expiry(token: bytes) -> float | None:
         return None  # not every token is a JWT
 
 
-def _said(status: Mapping[str, object], token: str) -> str:
+def _reason(status: Mapping[str, object], token: str) -> str:
     """The reason of the API server, without the token."""
     text = str(status.get("error") or "")
     is_fit = text.isprintable() and token not in text

@@ -7,7 +7,7 @@ and begin nothing new. The broker answers such commands with errors on which cli
 
 from __future__ import annotations
 
-from onewriter_broker.auth.authorization import UNKNOWN
+from onewriter_broker.auth.authorization import DECLARATIONS_UNKNOWN
 from onewriter_broker.connection.lookups import NO_OWNER
 from onewriter_broker.connection.rights import refused
 from onewriter_core.errors import Refused, ServerError
@@ -27,18 +27,22 @@ def not_now(command: Command, *, has_declarations: bool, may_only_resume: bool) 
     if not has_declarations:
         match command:
             case pb.CommandLookup():
-                text = f"{NO_OWNER}: {UNKNOWN}"
+                text = f"{NO_OWNER}: {DECLARATIONS_UNKNOWN}"
                 return replies.lookup_failed(command.request_id, ServerError.METADATA_ERROR, text)
             case pb.CommandPartitionedMetadata():
                 code = ServerError.METADATA_ERROR
-                return replies.partitions_failed(command.request_id, code, f"{NO_OWNER}: {UNKNOWN}")
+                return replies.partitions_failed(
+                    command.request_id, code, f"{NO_OWNER}: {DECLARATIONS_UNKNOWN}"
+                )
             case (
                 pb.CommandProducer()
                 | pb.CommandSubscribe()
                 | pb.CommandGetTopicsOfNamespace()
                 | pb.CommandOwn()
             ):
-                return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNKNOWN)
+                return replies.error(
+                    command.request_id, ServerError.SERVICE_NOT_READY, DECLARATIONS_UNKNOWN
+                )
             case _:
                 return None
     if not may_only_resume:

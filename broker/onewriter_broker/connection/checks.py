@@ -46,14 +46,14 @@ class Checks:
         epoch_status = await epoch_status_of(topic_log, self._prove)
         if topic.runner.topic.is_closed:
             raise Unavailable(f"{name} is moving to another broker; retry")
-        asked = command.epoch if command.HasField("epoch") else epoch_status.epoch
-        is_current = asked == epoch_status.leads != 0
+        requested = command.epoch if command.HasField("epoch") else epoch_status.epoch
+        is_current = requested == epoch_status.leads != 0
         write(
             replies.check_response(
                 command.request_id,
                 epoch=epoch_status.epoch,
                 # A fence may have been stored since the store was read.
-                is_current=is_current and topic.runner.assure(topic.partition_of(name), asked),
+                is_current=is_current and topic.runner.assure(topic.partition_of(name), requested),
                 last_message_id=message_id,
             )
         )

@@ -1,6 +1,6 @@
 """State that all connections of a broker share, and the watch for silent connections.
 
-A connection is silent if it has sent no byte for a while although the broker pings it. The broker
+A connection is silent if it has sent no byte for a while although the broker pinged it. The broker
 pings connections with exclusive producers (active or waiting) each second, and all others as rarely
 as Pulsar does.
 """
@@ -24,7 +24,7 @@ from onewriter_broker.connection.listings import NAMES_PER_STEP, Listings
 from onewriter_broker.connection.requests import REQUESTS_MAX
 from onewriter_broker.connection.rounds import Rounds
 from onewriter_broker.connection.withdrawals import ConnectionConsumers, Withdrawals
-from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.appender import AppendPath
 from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.requests import RequestsInFlight
@@ -56,6 +56,8 @@ class Watched(Protocol):
     """None if no exclusive producer depends on the connection."""
     last_inbound: float
     last_ping: float
+    asked_at: float
+    """Time of the first ping since the last received byte."""
 
     @property
     def consumers(self) -> ConnectionConsumers | None:
@@ -66,7 +68,7 @@ class Watched(Protocol):
 
     def store_has_changed(self) -> None: ...
 
-    def declared_anew(self) -> None: ...
+    def declarations_changed(self) -> None: ...
 
     def silent(self) -> None: ...
 
@@ -90,7 +92,7 @@ class Clients:
     settings: Settings
     topics: Topics
     ownerships: Ownerships
-    appender: Appender
+    appender: AppendPath
     authenticator: Authenticator
     addresses: Addresses
     incarnation: str
@@ -103,9 +105,8 @@ class Clients:
     connections: dict[Watched, None] = field(default_factory=dict)
     """In order of arrival, so that a simulation visits them in the same order in each run."""
     pending_bytes: int = 0
-    pressed_bytes: int = 0
-    """Pending bytes of connections that are read slowly. They do not count against the limit of
-    other connections."""
+    held_back_bytes: int = 0
+    """Pending bytes of connections that are held back. They do not count against the limit of other connections."""
     store_is_full: bool = False
     """The store is near its memory limit, so the broker holds producers back."""
     opened: int = 0
@@ -134,7 +135,7 @@ class Clients:
         )
 
     def store_filled(self, is_full: bool) -> None:
-        """Note that the store is almost full, or has room again."""
+        """Record whether the store is almost full."""
         self.store_is_full = is_full
 
     def shares_freed(self) -> None:
@@ -159,10 +160,10 @@ class Clients:
         tls = self.over_tls(addresses)
         return tls if tls.http_url and (is_secure or self.settings.tls_only) else addresses
 
-    def declared_anew(self) -> None:
+    def declarations_changed(self) -> None:
         """Apply changed declarations to the open connections."""
         for connection in list(self.connections):
-            connection.declared_anew()
+            connection.declarations_changed()
         self.withdrawals.check()
 
     def close_all(self, reason: str) -> None:
@@ -201,10 +202,17 @@ class Clients:
                 # After a stall, the broker has not noticed yet what the peer accepted.
                 if not stalled:
                     connection.check(now)
-            if now - connection.last_inbound > silent_after:
+            # A connection is first pinged once a producer depends on it, which may be long after its
+            # last byte: its topic was being loaded.
+            patience = silent_after - interval - TICK_SECONDS
+            is_asked = connection.asked_at >= connection.last_inbound
+            has_time_passed = is_asked and now - connection.asked_at >= patience
+            if has_time_passed and now - connection.last_inbound > silent_after:
                 connection.silent()
             # Also connections that are not being read: if the peer is gone, the ping is answered
             # with a reset.
             if now - max(connection.last_ping, connection.last_inbound) >= interval - TICK_SECONDS:
+                if connection.last_ping <= connection.last_inbound:
+                    connection.asked_at = now
                 connection.last_ping = now
                 connection.ping()

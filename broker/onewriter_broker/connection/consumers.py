@@ -26,11 +26,10 @@ from onewriter_core.wire.values import Ack, Flow
 
 TRACK_END = ("Pulsar-Java", "DotPulsar")
 """Stock clients that understand REACHED_END_OF_TOPIC. The C++ and Go clients close their connection
-on it."""
-
+when they receive it."""
 
 PARKED_MAX = 100
-"""Requests for redelivery with an answer that wait until one consumer is open."""
+"""Requests for redelivery that wait until their consumer is open, for one consumer. Further ones are refused."""
 
 
 class OpeningConsumer(Opening):
@@ -48,13 +47,13 @@ class OpeningConsumer(Opening):
         self.redelivery_requests: list[int] = []
 
     def raise_epoch(self, epoch: int | None) -> None:
-        """Take a higher consumer epoch."""
+        """Set the consumer epoch if it is higher than the present one."""
         if epoch is not None:
             self.consumer_epoch = max(epoch, self.consumer_epoch or 0)
 
 
 class ConsumerCommands:
-    """One connection's consumers, by their ids on it."""
+    """The consumers of one connection, by the consumer ids that the client chose."""
 
     def __init__(
         self,
@@ -119,7 +118,8 @@ class ConsumerCommands:
             self._link.write(replies.error(command.request_id, ServerError.SERVICE_NOT_READY, text))
             return
         if len(self._consumers) >= self._clients.settings.consumers_per_connection_max:
-            text = "too many consumers on one connection"
+            limit = self._clients.settings.consumers_per_connection_max
+            text = f"the connection already has {limit} consumers, which is the limit"
             self._link.write(replies.error(command.request_id, ServerError.TOO_MANY_REQUESTS, text))
             return
         try:
@@ -161,11 +161,11 @@ class ConsumerCommands:
         except BaseException:
             if self._consumers.get(command.consumer_id) is opening:
                 del self._consumers[command.consumer_id]
-            self._refuse_redelivery(*opening.redelivery_requests)
+            self._refuse_redelivery(command.consumer_id, opening.redelivery_requests)
             raise
         if opening.is_cancelled or self._is_lost:
             consumer.close()
-            self._refuse_redelivery(*opening.redelivery_requests)
+            self._refuse_redelivery(command.consumer_id, opening.redelivery_requests)
             return
         self._consumers[command.consumer_id] = consumer
         self._partitions.pop(command.consumer_id, None)
@@ -187,7 +187,7 @@ class ConsumerCommands:
     def _consumer(self, consumer_id: int) -> ConsumerHandle:
         consumer = self._consumers.get(consumer_id)
         if not isinstance(consumer, ConsumerHandle):
-            raise Refused(ServerError.CONSUMER_NOT_FOUND, "no such consumer on this connection")
+            raise Refused(ServerError.CONSUMER_NOT_FOUND, _no_consumer(consumer_id))
         return consumer
 
     def acknowledge(self, ack: Ack) -> Iterator[None] | None:
@@ -201,7 +201,7 @@ class ConsumerCommands:
                         ack.consumer_id,
                         request_id,
                         ServerError.CONSUMER_NOT_FOUND,
-                        "no such consumer on this connection",
+                        _no_consumer(ack.consumer_id),
                     )
                 )
             return None
@@ -234,12 +234,12 @@ class ConsumerCommands:
                 consumer.raise_epoch(epoch)
                 consumer.redelivery_requests += requests
             case _:
-                self._refuse_redelivery(*requests)
+                self._refuse_redelivery(command.consumer_id, requests)
         return None
 
-    def _refuse_redelivery(self, *request_ids: int) -> None:
+    def _refuse_redelivery(self, consumer_id: int, request_ids: Sequence[int]) -> None:
+        text = _no_consumer(consumer_id)
         for request_id in request_ids:
-            text = "no such consumer on this connection"
             self._link.write(replies.error(request_id, ServerError.CONSUMER_NOT_FOUND, text))
 
     async def unsubscribe(self, command: pb.CommandUnsubscribe) -> None:
@@ -268,7 +268,7 @@ class ConsumerCommands:
             reply = pb.CommandConsumerStatsResponse(
                 request_id=command.request_id,
                 error_code=replies.wire_code(ServerError.CONSUMER_NOT_FOUND),
-                error_message="no such consumer on this connection",
+                error_message=_no_consumer(command.consumer_id),
             )
         else:
             stats = consumer.stats(self._clients.now())
@@ -345,3 +345,7 @@ class ConsumerCommands:
             if isinstance(consumer, ConsumerHandle):
                 consumer.close()
         self._consumers.clear()
+
+
+def _no_consumer(consumer_id: int) -> str:
+    return f"this connection has no consumer {consumer_id}"

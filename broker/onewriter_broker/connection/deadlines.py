@@ -9,7 +9,7 @@ from __future__ import annotations
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.api.manifests import DesiredState
-from onewriter_core.topic.model import Departure
+from onewriter_core.topic.model import TransitionCause
 
 
 class ProgressDeadlines:
@@ -48,4 +48,4 @@ def _close_late(topic: LoadedTopic, now: float) -> None:
         if idle_seconds > deadline:
             producer.channel.producer_closed(producer)
             # Its client still answers pings. The sign of life that counts is its last message.
-            topic.runner.gone(producer, Departure.PROGRESS_DEADLINE, now - idle_seconds)
+            topic.runner.gone(producer, TransitionCause.PROGRESS_DEADLINE, now - idle_seconds)

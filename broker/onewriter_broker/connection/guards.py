@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from onewriter_broker.log.store.api import Guard, GuardKind
-from onewriter_broker.log.topic_log.guards import has_space, no_space, reserve_floor
+from onewriter_broker.log.topic_log.guards import has_space, reserve_floor, too_many_floors
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.resources.ownerships import GenerationStatus, Ownerships, generation_status_in
 from onewriter_broker.resources.records import decode as decode_record
@@ -62,25 +62,25 @@ def _number(text: str) -> int:
     return number
 
 
-def guarding_topic(asked: RequestedGuard) -> TopicName | None:
+def guarding_topic(requested: RequestedGuard) -> TopicName | None:
     """The topic of a guard; None if the guard names a resource. Raises InvalidTopicName."""
-    return TopicName.parse(asked.name) if asked.group is None else topic_of(asked.name)
+    return TopicName.parse(requested.name) if requested.group is None else topic_of(requested.name)
 
 
-def resolve(asked: RequestedGuard, target: TopicName, buckets: int) -> Guard:
+def resolve(requested: RequestedGuard, target: TopicName, buckets: int) -> Guard:
     """The record in the store on which writes to ``target`` depend. Raises Refused,
     InvalidTopicName.
     """
-    if asked.group is None:
-        topic = TopicName.parse(asked.name)
+    if requested.group is None:
+        topic = TopicName.parse(requested.name)
         kind, name, bucket = GuardKind.EPOCH, str(topic), bucket_of(topic, buckets)
     else:
-        resource = canonical(asked.name)
-        kind, name = GuardKind.OWNERSHIP, own_field(asked.group, resource)
+        resource = canonical(requested.name)
+        kind, name = GuardKind.OWNERSHIP, own_field(requested.group, resource)
         bucket = resource_bucket(resource, buckets)
     if bucket != bucket_of(target, buckets):
         kind = GuardKind.FLOOR
-    return Guard(kind, name, asked.number)
+    return Guard(kind, name, requested.number)
 
 
 class Guards:
@@ -96,7 +96,7 @@ class Guards:
 
     async def admit(
         self,
-        asked: RequestedGuard,
+        requested: RequestedGuard,
         target: TopicLog,
         subject: str,
         require: Callable[[OwnedResource], object],
@@ -111,23 +111,23 @@ class Guards:
         Raises Fenced if the guard has ended, Refused if it never existed, and Unavailable or
         Undecided if the broker cannot decide now.
         """
-        guard = resolve(asked, target.name, self._buckets)
+        guard = resolve(requested, target.name, self._buckets)
         if guard.kind is GuardKind.FLOOR:
-            guard_status = await self._elsewhere(asked, target)
+            guard_status = await self._elsewhere(requested, target)
         elif guard.kind is GuardKind.EPOCH:
             guard_status = await self._beside(TopicName.parse(guard.name))
         else:
-            guard_status = await self._owned(asked)
-        if guarding_topic(asked) is None:  # the caller has checked the right to a topic
-            name = canonical(asked.name)
-            require(OwnedResource(name, asked.group or "", guard_status.first_subject))
+            guard_status = await self._owned(requested)
+        if guarding_topic(requested) is None:  # the caller has checked the right to a topic
+            name = canonical(requested.name)
+            require(OwnedResource(name, requested.group or "", guard_status.first_subject))
         if guard.kind is GuardKind.FLOOR:
             self._check_floor(guard, target)
             # a resource that has only a floor will get no number
-            is_there = asked.group is None or guard_status.current > 0
+            is_there = requested.group is None or guard_status.current > 0
             if is_there and 0 < guard_status.highest < guard.number:
-                raise Unavailable(f"{asked.name} is not known here under {guard.number} yet")
-        _judge(asked, guard_status)
+                raise Unavailable(f"{requested.name} is not known here under {guard.number} yet")
+        _judge(requested, guard_status)
         if guard.kind is GuardKind.FLOOR:
             await reserve_floor(target, guard, subject)
         return guard
@@ -143,16 +143,16 @@ class Guards:
             await raise_floor(target, guard, self._prove)
             return
         if guard.kind is GuardKind.EPOCH:
-            asked = RequestedGuard(guard.name, guard.number)
+            requested = RequestedGuard(guard.name, guard.number)
             guard_status = await self._beside(TopicName.parse(guard.name))
         else:
             group, resource = split_field(guard.name)
-            asked = RequestedGuard(resource, guard.number, group)
-            guard_status = await self._owned(asked)
+            requested = RequestedGuard(resource, guard.number, group)
+            guard_status = await self._owned(requested)
             # The ownership's bucket is also the target's bucket: check that this broker still owns
             # it.
             await epoch_status_of(target, self._prove)
-        _judge(asked, guard_status)
+        _judge(requested, guard_status)
 
     async def _beside(self, name: TopicName) -> GenerationStatus:
         """The tenure and the highest epoch of a topic that this broker serves."""
@@ -166,32 +166,36 @@ class Guards:
         epochs = await epoch_status_of(topic.runner.logs[topic.partition_of(name)], self._prove)
         return GenerationStatus(epochs.leads, epochs.epoch)
 
-    async def _elsewhere(self, asked: RequestedGuard, target: TopicLog) -> GenerationStatus:
+    async def _elsewhere(self, requested: RequestedGuard, target: TopicLog) -> GenerationStatus:
         """The tenure and the highest epoch of a topic that another broker may serve, read from the
         store.
         """
-        if asked.group is not None:
-            return await self._owned_elsewhere(asked, target)
-        state = await target.store.read_state(TopicName.parse(asked.name))
+        if requested.group is not None:
+            return await self._owned_elsewhere(requested, target)
+        state = await target.store.read_state(TopicName.parse(requested.name))
         tenure = tenure_of(state)
         current = 0 if tenure is None else tenure.epoch
         return GenerationStatus(current, int(state.get("epoch", "0")))
 
-    async def _owned(self, asked: RequestedGuard) -> GenerationStatus:
+    async def _owned(self, requested: RequestedGuard) -> GenerationStatus:
         """The standing of an ownership whose bucket this broker serves."""
-        return await self._ownerships.generation_status(asked.group or "", canonical(asked.name))
+        return await self._ownerships.generation_status(
+            requested.group or "", canonical(requested.name)
+        )
 
-    async def _owned_elsewhere(self, asked: RequestedGuard, target: TopicLog) -> GenerationStatus:
-        resource = canonical(asked.name)
+    async def _owned_elsewhere(
+        self, requested: RequestedGuard, target: TopicLog
+    ) -> GenerationStatus:
+        resource = canonical(requested.name)
         bucket = resource_bucket(resource, self._buckets)
         records = await target.store.read_owned(bucket)
-        record = records.get(own_field(asked.group or "", resource))
+        record = records.get(own_field(requested.group or "", resource))
         if record is not None:
             return generation_status_in(
                 decode_record(record, known_since=0, reserved_until=0.0).ownership
             )
         numbers = {name: each.generation for name, each in records.items()}
-        return GenerationStatus(0, decode(numbers).of(asked.group or ""))
+        return GenerationStatus(0, decode(numbers).of(requested.group or ""))
 
     def _check_floor(self, guard: Guard, target: TopicLog) -> None:
         floor = int(target.state.get(guard.floor_field, "0"))
@@ -199,19 +203,19 @@ class Guards:
             raise _over(guard.name, guard.number, floor)
         floors_max = target.limits.floors_max
         if not has_space(target.state, guard, floors_max):
-            raise no_space(target.name, floors_max)
+            raise too_many_floors(target.name, floors_max)
 
 
-def _judge(asked: RequestedGuard, guard_status: GenerationStatus) -> None:
+def _judge(requested: RequestedGuard, guard_status: GenerationStatus) -> None:
     """Raise Fenced or Refused unless the guard's number is the current one."""
-    if guard_status.current == asked.number:
+    if guard_status.current == requested.number:
         return
-    if guard_status.highest >= asked.number:
-        raise _over(asked.name, asked.number, guard_status.highest)
-    what = "led" if asked.group is None else "owned"
+    if guard_status.highest >= requested.number:
+        raise _over(requested.name, requested.number, guard_status.highest)
+    what = "led" if requested.group is None else "owned"
     raise Refused(
         ServerError.NOT_ALLOWED_ERROR,
-        f"the guard {asked.name} was never {what} under {asked.number}",
+        f"the guard {requested.name} was never {what} under {requested.number}",
     )
 
 

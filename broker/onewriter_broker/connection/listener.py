@@ -39,35 +39,34 @@ NONCE_LENGTH = 9
 """Characters of the incarnation, after the broker's name, in the names of connections."""
 
 HOLD_BACK_SECONDS = 1.0
-"""While a share of the store is used up: the pause in reading from a connection after each message
-for it."""
+"""Pause in reading from a connection after each message for a log whose share of the store is used up."""
 
-PRESSED_FACTOR = 4
-"""The pending bytes of all slowly read connections together may be this part of
-``pending_bytes_max``, in addition to the limit of the others."""
+HELD_BACK_DIVISOR = 4
+"""All connections that are held back together may have ``pending_bytes_max`` divided by this. The other
+connections may have ``pending_bytes_max`` in addition."""
 
 CHALLENGE_SECONDS_MAX = 60.0
-"""The broker asks a client for a new token this long before the present one expires, or when half
-of the remaining time is over. If the client sends the same token, the broker asks again after half
-of what remains. When the token expires, it closes the connection."""
+"""The broker asks a client for a new token this long before the present one expires, or when half of the
+remaining time is over, whichever is later. If the client sends the same token, the broker asks again after
+half of the remaining time. When the token expires, the broker closes the connection."""
 
 CHALLENGE_SECONDS_MIN = 1.0
-"""With less time than this left, the broker does not ask again."""
+"""If less time is left until the token expires, the broker does not ask again."""
 
 REFRESH_SECONDS = 20.0
-"""Time to answer an AUTH_CHALLENGE while the token is valid for longer."""
+"""Time to answer an AUTH_CHALLENGE if the present token is valid for more than ``CHALLENGE_SECONDS_MAX``."""
 
 RETRY_SECONDS = 20.0
-"""Interval between two challenges of a connection whose token cannot be checked now."""
+"""Interval between two challenges while no authenticator can check the client's new token."""
 
-NO_TOKEN = "no new token in time"  # noqa: S105 - what a log line says
+NO_TOKEN = f"the client sent no new token within {REFRESH_SECONDS:.0f} s"
 EXPIRED = "the token has expired"
 
 log = structlog.get_logger(__name__)
 
 
-def _challenge_at(expires_at: float, now: float) -> float:
-    """The time to ask for another token, for a token with this expiry; in Unix seconds."""
+def _challenge_time(expires_at: float, now: float) -> float:
+    """When to ask for another token, if the present one expires at ``expires_at``. All in Unix seconds."""
     lead = min(CHALLENGE_SECONDS_MAX, (expires_at - now) / 2)
     return expires_at if lead < CHALLENGE_SECONDS_MIN / 2 else expires_at - lead
 
@@ -85,6 +84,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self.may_only_resume = False
         self.last_inbound = clients.now()
         self.last_ping = self.last_inbound
+        self.asked_at = 0.0
         self._clients = clients
         self._name = name
         self._spawn = spawn
@@ -94,7 +94,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         )
         self._session: Session | None = None
         self._rounds = clients.rounds
-        self._is_queued = False
+        self._waits_for_round = False
         self._is_stalled = False
         self._transport: asyncio.Transport
         self._descriptor: int | None = None
@@ -103,19 +103,19 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._outgoing_bytes_max = clients.settings.outgoing_bytes_per_connection_max
         self._is_flushing = False
         self._written_bytes = 0
-        self._taken_bytes = 0
-        self._taken_at = self.last_inbound
+        self._accepted_bytes = 0
+        self._accepted_at = self.last_inbound
         self._is_write_paused = False
         self._is_read_paused = False
         self._is_hang_up_watched = False
         self._is_closing = False
         self._pending_bytes = 0
-        self._is_pressed = False
-        self._held_back: asyncio.TimerHandle | None = None
+        self._is_held_back = False
+        self._hold_back_timer: asyncio.TimerHandle | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._expires_at: float | None = None
         self._is_refreshing = False
-        self._expiry: asyncio.TimerHandle | None = None
+        self._challenge_timer: asyncio.TimerHandle | None = None
         self._connect_timer: asyncio.TimerHandle | None = None
         self._counted: tuple[QuotaUnit, ...] = ()
 
@@ -145,25 +145,23 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if self._is_closing:
             return
         self._wire.received_bytes(nbytes)
-        if self._is_queued or self._is_stalled:
-            return  # it already has more than it could handle
+        if self._waits_for_round or self._is_stalled:
+            return  # earlier commands are waiting
         if self._rounds.has_time:
-            self._handle_some(now)
+            self._handle_commands(now)
             self._rounds.spent(self._clients.now() - now)
         else:
             self._wait_for_round()
 
     def work(self) -> None:
         """Handle waiting commands, in this connection's round (Rounds)."""
-        self._is_queued = False
+        self._waits_for_round = False
         if not self._is_closing and not self._is_stalled:
-            self._handle_some(self._clients.now())
+            self._handle_commands(self._clients.now())
             self._update_reading()
 
-    def _handle_some(self, now: float) -> None:
-        """Handle commands until there are none left, or until this connection's share of the time
-        is used up.
-        """
+    def _handle_commands(self, now: float) -> None:
+        """Handle received commands until none is left or this connection's share of the time is used up."""
         if self._expires_at is not None and self._clients.wall_ms() >= self._expires_at * 1000:
             self.close(EXPIRED)  # commands that arrived after the expiry are not handled
             return
@@ -172,7 +170,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             if self._session is not None:
                 self._session.read_ended()
             if has_more:
-                self._go_on_later()
+                self._handle_rest_later()
         except ProtocolError as error:
             log.info("connection.broken", address=self._address, reason=str(error))
             self.close(str(error))
@@ -181,7 +179,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._abort()
 
     def _handle_until(self, ends: float) -> bool:
-        """Handle commands until ``ends``; False if none are left."""
+        """Handle commands until ``ends``, in the clock of ``Clients.now``. Returns whether some may be left."""
         session = self._session
         if session is not None:
             while session.has_steps:
@@ -189,25 +187,25 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 if self._clients.now() >= ends:
                     return True
         limits = self._rounds.limits
-        left, readings = limits.frames_between_readings, limits.readings_max
+        frames_left, readings_left = limits.frames_between_readings, limits.readings_max
         for command, payload in self._wire.received():
             if session is None:
                 self._before_session(command)
                 session = self._session
             elif session.handle(command, payload):
-                left = 1
-            left -= 1
-            if left:
+                frames_left = 1  # read the clock after this command
+            frames_left -= 1
+            if frames_left:
                 continue
-            left = limits.frames_between_readings
-            readings -= 1
+            frames_left = limits.frames_between_readings
+            readings_left -= 1
             if session is not None and (session.must_wait or not self.has_space):
                 return True
-            if not readings or self._clients.now() >= ends:
+            if not readings_left or self._clients.now() >= ends:
                 return True
         return session is not None and session.has_steps
 
-    def _go_on_later(self) -> None:
+    def _handle_rest_later(self) -> None:
         session = self._session
         if session is not None and not session.has_steps:
             self._is_stalled = session.must_wait or not self.has_space
@@ -217,12 +215,12 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._wait_for_round()
 
     def _wait_for_round(self) -> None:
-        self._is_queued = True
+        self._waits_for_round = True
         self._rounds.wait(self)
         self._update_reading()
 
-    def go_on(self) -> None:
-        """Handle commands again in the next round, because what they waited for may have happened."""
+    def resume(self) -> None:
+        """Handle commands again in the next round if they need not wait any more."""
         session = self._session
         if self._is_stalled and session is not None:
             self._is_stalled = session.must_wait or not self.has_space
@@ -240,18 +238,18 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._rounds.leave(self)
         self._wake_waiters()
         self._watch_peer(is_unread=False)
-        for timer in (self._expiry, self._connect_timer, self._held_back):
+        for timer in (self._challenge_timer, self._connect_timer, self._hold_back_timer):
             if timer is not None:
                 timer.cancel()
         if self._session is not None:
-            self._session.lost()  # subtracts what its producers know to remain unanswered
+            self._session.lost()  # subtracts the bytes of its unanswered messages
             self._session = None
         self._count_pending(-self._pending_bytes)
         self._pending_bytes = 0
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
-        self._see_taken(self._clients.now())
+        self._note_accepted(self._clients.now())
         self._update_reading()
 
     def resume_writing(self) -> None:
@@ -263,7 +261,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._wake_waiters()
         if self._session is not None:
             self._session.space_freed()
-        self.go_on()
+        self.resume()
 
     # ------------------------------------------------------------ the handshake
 
@@ -319,33 +317,31 @@ class ClientProtocol(asyncio.BufferedProtocol):
             identity=proof.identity,
             client_version=command.client_version,
         )
-        self._proved(proof)
+        self._schedule_challenge(proof)
 
-    def _proved(self, proof: Authenticated) -> None:
-        """Schedule the next challenge: well before this proof expires, or when it should be
-        renewed.
-        """
+    def _schedule_challenge(self, proof: Authenticated) -> None:
+        """Schedule the next challenge: before the proof of identity expires, or when it should be renewed."""
         self.may_only_resume = proof.may_only_resume
         self._expires_at = proof.expires_at
         now = self._clients.wall_ms() / 1000
-        asks = [] if proof.renew_at is None else [proof.renew_at]
+        times = [] if proof.renew_at is None else [proof.renew_at]
         if proof.expires_at is not None:
-            asks.append(_challenge_at(proof.expires_at, now))
-        if asks:
-            self._ask_again_at(min(asks), proof.expires_at)
-        elif self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+            times.append(_challenge_time(proof.expires_at, now))
+        if times:
+            self._set_challenge_timer(min(times), proof.expires_at)
+        elif self._challenge_timer is not None:
+            self._challenge_timer.cancel()
+            self._challenge_timer = None
 
-    def _ask_again_at(self, unix_seconds: float, expires_at: float | None) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
+    def _set_challenge_timer(self, unix_seconds: float, expires_at: float | None) -> None:
+        if self._challenge_timer is not None:
+            self._challenge_timer.cancel()
         seconds = max(0.0, unix_seconds - self._clients.wall_ms() / 1000)
-        self._expiry = self._loop.call_later(seconds, self._ask_again, expires_at)
+        self._challenge_timer = self._loop.call_later(seconds, self._challenge, expires_at)
 
-    def _ask_again(self, expires_at: float | None) -> None:
-        """Ask for a token. If the client sends no new one, the broker closes the connection when
-        the present token expires.
+    def _challenge(self, expires_at: float | None) -> None:
+        """Ask the client for a new token. If it sends none, the broker closes the connection when the present
+        token expires, or after ``REFRESH_SECONDS`` if that is much later.
         """
         left = math.inf if expires_at is None else expires_at - self._clients.wall_ms() / 1000
         if left <= 0:
@@ -355,21 +351,21 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if peer is not None and peer.feature_flags.supports_auth_refresh:
             self.write(self._wire.challenge(SERVER_VERSION, peer.auth_method_name))
             if left > CHALLENGE_SECONDS_MAX:
-                self._expiry = self._loop.call_later(REFRESH_SECONDS, self.close, NO_TOKEN)
+                self._challenge_timer = self._loop.call_later(REFRESH_SECONDS, self.close, NO_TOKEN)
             else:
-                self._expiry = self._loop.call_later(left, self.close, EXPIRED)
+                self._challenge_timer = self._loop.call_later(left, self.close, EXPIRED)
         elif expires_at is not None:
-            self._ask_again_at(expires_at, expires_at)
+            self._set_challenge_timer(expires_at, expires_at)
         else:
             self.close(EXPIRED)
 
     def auth_response(self, command: pb.CommandAuthResponse) -> None:
-        if not self._is_refreshing:  # otherwise it is asked again if this one does not suffice
+        if not self._is_refreshing:  # one token is checked at a time
             self._is_refreshing = True
             self.spawn(self._refresh(command))
 
     async def _refresh(self, command: pb.CommandAuthResponse) -> None:
-        """A fresh token in answer to the challenge: the same identity, or the connection ends.
+        """Check the token that answers a challenge. The connection ends if it is invalid or for another identity.
 
         If no authenticator can check the new token now, the connection stays open until the present token expires,
         and the broker sends another challenge.
@@ -386,18 +382,19 @@ class ClientProtocol(asyncio.BufferedProtocol):
             if not self._is_closing:
                 retry_at = self._clients.wall_ms() / 1000 + RETRY_SECONDS
                 ends_at = math.inf if self._expires_at is None else self._expires_at
-                self._ask_again_at(min(retry_at, ends_at), self._expires_at)
+                self._set_challenge_timer(min(retry_at, ends_at), self._expires_at)
             return
         finally:
             self._is_refreshing = False
         if self._session is None or proof.identity != self._session.identity:
             self.close("the new token is for another subject")
             return
-        self._proved(proof)
+        self._schedule_challenge(proof)
 
     def _connect_timed_out(self) -> None:
         if self._session is None:
-            self.close("no CONNECT in time")
+            seconds = self._clients.settings.connect_timeout_seconds
+            self.close(f"the client sent no valid CONNECT within {seconds:g} s")
 
     # ------------------------------------------------------------ Link
 
@@ -476,69 +473,76 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._update_reading()
 
     def _count_pending(self, difference: int) -> None:
-        if self._is_pressed:
-            self._clients.pressed_bytes += difference
+        if self._is_held_back:
+            self._clients.held_back_bytes += difference
         else:
             self._clients.pending_bytes += difference
 
     def hold_back(self) -> None:
-        """Read slowly from now on: a message arrived for a log whose share is used up."""
+        """Read slowly from now on: a message arrived for a log whose share of the store is used up."""
         if self._session is None:
             return
-        if not self._is_pressed:
+        if not self._is_held_back:
             self._clients.pending_bytes -= self._pending_bytes
-            self._clients.pressed_bytes += self._pending_bytes
-            self._is_pressed = True
-        if self._held_back is None:
-            # Not permanently: acknowledgements on the same connection free memory.
-            self._held_back = self._loop.call_later(HOLD_BACK_SECONDS, self._let_go)
+            self._clients.held_back_bytes += self._pending_bytes
+            self._is_held_back = True
+        if self._hold_back_timer is None:
+            # Reading never stops completely: acknowledgements on the same connection free memory.
+            self._hold_back_timer = self._loop.call_later(HOLD_BACK_SECONDS, self._hold_back_ended)
         self._update_reading()
 
-    def _let_go(self) -> None:
-        """Read from a producing connection again, until its next message."""
-        self._held_back = None
+    def _hold_back_ended(self) -> None:
+        """Read again, until the next message for such a log."""
+        self._hold_back_timer = None
         self._update_reading()
 
     def store_has_changed(self) -> None:
         if self._session is not None and self._session.is_held_back:
-            return  # it belongs to another share of the store, which is still used up
-        if self._is_pressed:
-            self._clients.pressed_bytes -= self._pending_bytes
+            return  # a log of this connection belongs to another share, which is still used up
+        if self._is_held_back:
+            self._clients.held_back_bytes -= self._pending_bytes
             self._clients.pending_bytes += self._pending_bytes
-            self._is_pressed = False
-        if self._held_back is not None:
-            self._held_back.cancel()
-            self._let_go()
+            self._is_held_back = False
+        if self._hold_back_timer is not None:
+            self._hold_back_timer.cancel()
+            self._hold_back_ended()
 
     @property
-    def _all_pending_bytes(self) -> int:
-        """The pending bytes of all connections that share a limit with this one."""
+    def _limited_pending_bytes(self) -> int:
+        """The number to compare with ``pending_bytes_max``: the pending bytes of all connections of this kind.
+
+        Connections that are held back have a smaller limit of their own (HELD_BACK_DIVISOR).
+        """
         clients = self._clients
-        return PRESSED_FACTOR * clients.pressed_bytes if self._is_pressed else clients.pending_bytes
+        return (
+            HELD_BACK_DIVISOR * clients.held_back_bytes
+            if self._is_held_back
+            else clients.pending_bytes
+        )
 
     @property
     def consumers(self) -> ConnectionConsumers | None:
         return None if self._session is None else self._session.consumers
 
-    def declared_anew(self) -> None:
+    def declarations_changed(self) -> None:
         if self._session is not None:
-            self._session.declared_anew()
+            self._session.declarations_changed()
 
     def _update_reading(self) -> None:
-        """Stop or continue reading. ConnectionConsumers stops at the limit, and continues at half of it."""
+        """Stop reading above a limit, and continue below half of it."""
         settings = self._clients.settings
         factor = 0.5 if self._is_read_paused else 1.0
         is_unread = (
             self._is_write_paused
             or self._is_stalled
-            or self._held_back is not None
+            or self._hold_back_timer is not None
             or self._pending_bytes > settings.pending_bytes_per_connection_max * factor
             or (
                 self._pending_bytes > 0
-                and self._all_pending_bytes > settings.pending_bytes_max * factor
+                and self._limited_pending_bytes > settings.pending_bytes_max * factor
             )
         )
-        pause = is_unread or self._is_queued
+        pause = is_unread or self._waits_for_round
         if pause and not self._is_read_paused:
             self._is_read_paused = True
             self._transport.pause_reading()
@@ -549,10 +553,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._watch_peer(is_unread=is_unread)
 
     def _watch_peer(self, *, is_unread: bool) -> None:
-        """Watch for the peer's end through the kernel while the connection is not read.
+        """While the connection is not read, let the kernel report that the peer has closed it.
 
-        This is not needed while the connection only waits for its round, because it is read again
-        soon.
+        A connection that only waits for its round is read again soon, so it needs no such report.
         """
         if self._descriptor is None or is_unread is self._is_hang_up_watched:
             return
@@ -563,10 +566,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._clients.hang_ups.forget(self._descriptor)
 
     def _peer_gone(self) -> None:
-        """End the connection now if it holds a topic: the broker has answered nothing that it has
-        not read.
+        """End the connection at once if it holds a topic, so that a waiter does not wait longer than necessary.
 
-        If no topic waits for it, the broker reads the rest first.
+        The unread messages are lost, but none of them was acknowledged. Other connections are read to their end.
         """
         if self.detection is not None and not self._is_closing:
             log.info("connection.gone", address=self._address)
@@ -575,35 +577,34 @@ class ClientProtocol(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ Watched
 
     def ping(self) -> None:
-        # The data that waits to be accepted shows the same as a ping after it would.
+        # If the peer accepts no data, a ping would only be queued after that data (see ``_accepts_nothing``).
         if self._session is not None and not self._is_closing and not self._is_write_paused:
             self.write(replies.PING)
 
     def silent(self) -> None:
-        if self._is_read_paused and not self._takes_nothing():
+        if self._is_read_paused and not self._accepts_nothing():
             return  # this broker has stopped reading
         if self._session is not None:
             self._session.silent()
         self._transport.abort()
 
-    def _takes_nothing(self) -> bool:
-        """Whether the peer has accepted no byte of the waiting data for a long time, and is
-        therefore considered gone.
+    def _accepts_nothing(self) -> bool:
+        """Whether the peer has accepted no byte of the queued data for the time after which it counts as gone.
 
-        The broker does not read from a peer that does not read, and would not hear it in any case.
+        The broker does not read from such a peer, so bytes from it cannot prove that it is alive.
         """
         if not self._is_write_paused or self.detection is None:
             return False
-        return self._clients.now() - self._taken_at > self.detection.silent_after_seconds
+        return self._clients.now() - self._accepted_at > self.detection.silent_after_seconds
 
-    def _see_taken(self, now: float) -> None:
+    def _note_accepted(self, now: float) -> None:
         taken = self._written_bytes - self._transport.get_write_buffer_size()
-        if taken != self._taken_bytes:
-            self._taken_bytes, self._taken_at = taken, now
+        if taken != self._accepted_bytes:
+            self._accepted_bytes, self._accepted_at = taken, now
 
     def check(self, now: float) -> None:
         if self._is_write_paused:
-            self._see_taken(now)
+            self._note_accepted(now)
 
     @property
     def _address(self) -> str:

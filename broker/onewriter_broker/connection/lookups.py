@@ -14,20 +14,12 @@ from collections.abc import Awaitable, Callable
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.connection.listings import Listings, write_topics
+from onewriter_broker.ownership.owner_waits import OWNER_WAIT_SECONDS
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
-
-OWNER_WAIT_SECONDS = 5.0
-"""Time that a look-up waits for a bucket without an owner. Brokers detect a dead broker after 2 s,
-and acquire its buckets within another second."""
-
-HINDERED_WAIT_SECONDS = 1.0
-"""The same if this broker knows what prevents it from acquiring the bucket."""
-
-OWNER_POLL_SECONDS = 0.05
 
 NO_OWNER = "Failed to acquire ownership of the topic's bucket in time"
 """The C++ client keeps its connection if a look-up fails with these words, whatever the code is."""
@@ -47,14 +39,7 @@ async def wait_for_bucket(
     topics: Topics, bucket: int, wait_seconds: float = OWNER_WAIT_SECONDS
 ) -> Addresses | None:
     """The broker that serves a bucket; None if there is no known owner in time."""
-    waited = 0.0
-    while (owner := topics.ownership.owner_of(bucket)) is None:
-        is_hindered = bool(topics.ownership.waiting_reason(bucket))
-        if waited >= min(wait_seconds, HINDERED_WAIT_SECONDS if is_hindered else wait_seconds):
-            return None
-        await asyncio.sleep(OWNER_POLL_SECONDS)
-        waited += OWNER_POLL_SECONDS
-    return owner
+    return await topics.owner_waits.wait(bucket, wait_seconds)
 
 
 def why_not_served(topics: Topics, name: TopicName) -> str:
@@ -95,22 +80,38 @@ class Lookups:
         self._over_tls = over_tls
         self._over_plain = over_plain
 
-    async def lookup(self, command: pb.CommandLookup, write: Write) -> None:
-        """Answer LOOKUP: connect to the owner."""
-        request_id = command.request_id
+    def answer_now(self, command: pb.CommandLookup, write: Write) -> bool:
+        """Answer LOOKUP if it need not wait. False: ``lookup`` answers it.
+
+        After the death of a broker, its clients send many look-ups for each topic.
+        """
         try:
             name = TopicName.parse(command.topic)
             check_listener(command.advertised_listener_name)
-            owner = await wait_for_owner(self._topics, name)
         except (Refused, InvalidTopicName) as error:
-            write(replies.lookup_failed(request_id, _code(error), str(error)))
+            write(replies.lookup_failed(command.request_id, _code(error), str(error)))
+            return True
+        owner = self._topics.ownership.owner_of(self._topics.bucket_of(name))
+        if owner is None:
+            return False
+        self._connect(command, owner, write)
+        return True
+
+    async def lookup(self, command: pb.CommandLookup, write: Write) -> None:
+        """Answer LOOKUP: connect to the owner."""
+        if self.answer_now(command, write):
             return
+        name = TopicName.parse(command.topic)
+        owner = await wait_for_owner(self._topics, name)
         if owner is None:
             text = f"{NO_OWNER}: {why_not_served(self._topics, name)}"
-            write(replies.lookup_failed(request_id, ServerError.METADATA_ERROR, text))
-            return
+            write(replies.lookup_failed(command.request_id, ServerError.METADATA_ERROR, text))
+        else:
+            self._connect(command, owner, write)
+
+    def _connect(self, command: pb.CommandLookup, owner: Addresses, write: Write) -> None:
         plain, tls = self._over_plain(owner).broker_url, self._over_tls(owner).broker_url
-        write(replies.lookup_connect(request_id, plain, broker_url_tls=tls))
+        write(replies.lookup_connect(command.request_id, plain, broker_url_tls=tls))
 
     async def partitions(self, command: pb.CommandPartitionedMetadata, write: Write) -> None:
         """Answer PARTITIONED_METADATA: 0 for a topic that is not partitioned, or does not exist

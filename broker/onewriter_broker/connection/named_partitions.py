@@ -28,40 +28,40 @@ class NamedPartitions:
     def __init__(self, *, names_max: int = NAMES_MAX, producers_max: int = PRODUCERS_MAX) -> None:
         self._names_max = names_max
         self._producers_max = producers_max
-        self._questions: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
         self._producers: dict[tuple[int, str], None] = {}
 
-    def asked(self, topic: str) -> None:
-        """The client asks how many partitions ``topic`` has."""
+    def metadata_requested(self, topic: str) -> None:
+        """The client requests how many partitions ``topic`` has."""
         name = _partition(topic)
-        if name and (name in self._questions or len(self._questions) < self._names_max):
-            self._questions[name] += 1
+        if name and (name in self._requests or len(self._requests) < self._names_max):
+            self._requests[name] += 1
 
     def consumer_opened(self, topic: str) -> None:
         """The client opens a consumer or reader of ``topic``."""
-        if self._questions:
+        if self._requests:
             self._follow(_partition(topic))
 
     def competes_alone(self, producer_id: int, name: TopicName) -> bool:
         """Whether a producer that is opened now competes for its partition alone.
 
-        A client that retries a refused producer sends the same id, without a question before it.
+        A client that retries a refused producer sends the same id, without a request before it.
         """
         key = producer_id, str(name)
-        has_asked = self._follow(key[1])
-        if has_asked and key not in self._producers:
+        has_requested = self._follow(key[1])
+        if has_requested and key not in self._producers:
             if len(self._producers) >= self._producers_max:
                 del self._producers[next(iter(self._producers))]
             self._producers[key] = None
         return key in self._producers
 
     def _follow(self, name: str) -> bool:
-        """Consume one question about ``name``; False if there is none."""
-        if name not in self._questions:
+        """Consume one request about ``name``; False if there is none."""
+        if name not in self._requests:
             return False
-        self._questions[name] -= 1
-        if not self._questions[name]:
-            del self._questions[name]
+        self._requests[name] -= 1
+        if not self._requests[name]:
+            del self._requests[name]
         return True
 
 

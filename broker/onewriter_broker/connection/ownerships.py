@@ -81,8 +81,8 @@ class OwnershipCommands:
             self._identity, command.identity, command.nonce, command.serve_milliseconds / 1000
         )
         work = (
-            self._own_in(bucket, owner, asked, only_returns=command.only_returns)
-            for bucket, asked in buckets.items()
+            self._own_in(bucket, owner, requested, only_returns=command.only_returns)
+            for bucket, requested in buckets.items()
         )
         await asyncio.gather(*work)
         self._link.write(
@@ -97,10 +97,10 @@ class OwnershipCommands:
             name = canonical(resource.name)
             wanted = WantedResource(own_field(command.group, name), resource.generation)
             buckets.setdefault(self._clients.ownerships.bucket_of(name), []).append(wanted)
-        for bucket, asked in buckets.items():
+        for bucket, requested in buckets.items():
             if self._clients.topics.ownership.holding(bucket) is not None:
                 resources = await self._clients.ownerships.of_bucket(bucket)
-                await resources.disown(self, asked)
+                await resources.disown(self, requested)
         self._link.write(replies.success(command.request_id))
 
     def lost(self) -> None:
@@ -195,7 +195,7 @@ class OwnershipCommands:
         self,
         bucket: int,
         owner: Owner,
-        asked: Sequence[tuple[Result, WantedResource]],
+        requested: Sequence[tuple[Result, WantedResource]],
         *,
         only_returns: bool,
     ) -> None:
@@ -204,7 +204,7 @@ class OwnershipCommands:
         addresses = await wait_for_bucket(clients.topics, bucket)
         if addresses is not None and addresses != clients.addresses:
             tls = clients.over_tls(addresses).broker_url
-            for result, _ in asked:
+            for result, _ in requested:
                 # SDKs interpret a result without this field as a refusal, so it is never empty.
                 result.broker_service_url = clients.named(addresses).broker_url
                 if tls:
@@ -212,13 +212,13 @@ class OwnershipCommands:
             return
         try:
             resources = await clients.ownerships.of_bucket(bucket)
-            wanted = [each for _, each in asked]
+            wanted = [each for _, each in requested]
             answers = await resources.own(owner, self, wanted, only_returns=only_returns)
         except OnewriterError as error:
-            for result, _ in asked:
+            for result, _ in requested:
                 _refuse(result, error)
             return
-        for (result, _), answer in zip(asked, answers, strict=True):
+        for (result, _), answer in zip(requested, answers, strict=True):
             clients.ownerships.statistics.answered(answer)
             _answer(result, answer)
         if any(isinstance(answer, OwnershipGranted) for answer in answers):

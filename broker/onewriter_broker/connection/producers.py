@@ -45,7 +45,7 @@ from onewriter_core.authorization import Action, Granted, RequestedProducer
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.property_names import HOST_PROPERTY
-from onewriter_core.topic.model import AccessMode, Departure, Request
+from onewriter_core.topic.model import AccessMode, Request, TransitionCause
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import queue_priority
 from onewriter_core.wire.messages import (
@@ -90,7 +90,9 @@ class ProducerCommands:
     ) -> None:
         self.client_version = client_version
         self._clients = clients
-        self._gathered = clients.appender.gathered  # shared by all producers of the connection
+        self._append_soon = (
+            clients.appender.append_soon
+        )  # shared by all producers of the connection
         self._link = link
         self._requests = requests
         self._name = name
@@ -120,10 +122,10 @@ class ProducerCommands:
         except Refused as error:  # before any property is read
             self._link.write(error_reply(command.request_id, error))
             return
-        asked = self._requested_priority(command)
+        requested = self._requested_priority(command)
         present = self._producers.get(command.producer_id)
         if present is not None:
-            self._open_again(command, present, asked)
+            self._open_again(command, present, requested)
             return
         if len(self._producers) >= self._clients.settings.producers_per_connection_max:
             text = "too many producers on one connection"
@@ -131,7 +133,7 @@ class ProducerCommands:
             return
         self._closed_producers.pop(command.producer_id, None)
         self._schema_versions.pop(command.producer_id, None)
-        opening = Opening(command.request_id, asked.value or 0)
+        opening = Opening(command.request_id, requested.value or 0)
         self._producers[command.producer_id] = opening
         try:
             name = TopicName.parse(command.topic)
@@ -151,9 +153,9 @@ class ProducerCommands:
             not command.initial_subscription_name and guard is None and schema_of(command) is None
         )
         if topic is not None and topic.has(name) and is_simple and not topic.requires_schema:
-            self._register(command, name, topic, opening, asked)
+            self._register(command, name, topic, opening, requested)
         else:
-            work = self._open_later(command, name, opening, asked, guard)
+            work = self._open_later(command, name, opening, requested, guard)
             self._requests.run(command.request_id, work)
 
     def _check_store(self, name: TopicName, command: pb.CommandProducer) -> None:
@@ -167,11 +169,11 @@ class ProducerCommands:
         self,
         command: pb.CommandProducer,
         present: Producer | Opening,
-        asked: RequestedPriority,
+        requested: RequestedPriority,
     ) -> None:
         """Repeat the answer for the same producer id on the same connection, or refuse it."""
         priority = present.requested_priority if isinstance(present, Producer) else present.priority
-        if (asked.value or 0) != priority:
+        if (requested.value or 0) != priority:
             text = "the queue priority of a producer never changes after its creation"
             code = ServerError.NOT_ALLOWED_ERROR
         elif isinstance(present, Producer) and present.is_answered:
@@ -188,7 +190,7 @@ class ProducerCommands:
         command: pb.CommandProducer,
         name: TopicName,
         opening: Opening,
-        asked: RequestedPriority,
+        requested: RequestedPriority,
         asked_for: RequestedGuard | None,
     ) -> None:
         guard = None
@@ -196,16 +198,16 @@ class ProducerCommands:
             topic = await self._clients.topics.serve(name, self._subject)
             rights = self._clients.authorization
             if command.initial_subscription_name:
-                self._admission(name, mode_of(command), asked)
+                self._admission(name, mode_of(command), requested)
                 rights.require(self._identity, Action.CHANGE_SUBSCRIPTION, name)
                 subscriptions = topic.subscriptions[topic.partition_of(name)]
                 await subscriptions.ensure(command.initial_subscription_name)
             if topic.requires_schema or schema_of(command) is not None:
-                self._admission(name, mode_of(command), asked)
+                self._admission(name, mode_of(command), requested)
                 version = await version_for_producer(self._clients, topic, command, self._subject)
                 self._schema_versions[command.producer_id] = version
             if asked_for is not None:
-                self._admission(name, mode_of(command), asked)
+                self._admission(name, mode_of(command), requested)
                 guarding = guarding_topic(asked_for)
                 if guarding is not None:
                     rights.require(self._identity, Action.GUARD, guarding)
@@ -220,7 +222,7 @@ class ProducerCommands:
                 del self._producers[command.producer_id]
             raise
         if not opening.is_cancelled and not self._is_lost:
-            self._register(command, name, topic, opening, asked, guard)
+            self._register(command, name, topic, opening, requested, guard)
 
     def _register(
         self,
@@ -228,12 +230,12 @@ class ProducerCommands:
         name: TopicName,
         topic: LoadedTopic,
         opening: Opening,
-        asked: RequestedPriority,
+        requested: RequestedPriority,
         guard: Guard | None = None,
     ) -> None:
         """Admit the producer and pass it to the topic's runner, which answers it."""
         try:
-            request = self._request(command, name, topic, asked)
+            request = self._request(command, name, topic, requested)
         except Refused as refused:
             del self._producers[command.producer_id]
             self._link.write(error_reply(command.request_id, refused))
@@ -244,8 +246,8 @@ class ProducerCommands:
             opening.request_id,
             request,
             topic.runner.logs[request.partition],
-            self._gathered,
-            requested_priority=asked.value or 0,
+            self._append_soon,
+            requested_priority=requested.value or 0,
             properties=properties_of(command) or NO_PROPERTIES,
             guard=guard,
         )
@@ -262,14 +264,14 @@ class ProducerCommands:
         command: pb.CommandProducer,
         name: TopicName,
         topic: LoadedTopic,
-        asked: RequestedPriority,
+        requested: RequestedPriority,
     ) -> Request:
         """The command as a request to the topic machine. Raises Refused."""
         properties = properties_of(command)
         mode = mode_of(command)
-        admission = self._admission(name, mode, asked)
-        if asked.note:
-            log.warning("priority.unreadable", topic=str(name), note=asked.note)
+        admission = self._admission(name, mode, requested)
+        if requested.note:
+            log.warning("priority.unreadable", topic=str(name), note=requested.note)
         if len(command.producer_name) > PRODUCER_NAME_LENGTH_MAX:
             text = f"a producer's name has at most {PRODUCER_NAME_LENGTH_MAX} characters"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
@@ -301,9 +303,11 @@ class ProducerCommands:
             host=self._identity.node or properties.get(HOST_PROPERTY) or self._peer_host,
         )
 
-    def _admission(self, name: TopicName, mode: AccessMode, asked: RequestedPriority) -> Granted:
+    def _admission(
+        self, name: TopicName, mode: AccessMode, requested: RequestedPriority
+    ) -> Granted:
         """The right to write. Raises Refused."""
-        wanted = RequestedProducer(mode, asked.value)
+        wanted = RequestedProducer(mode, requested.value)
         return self._clients.authorization.require(self._identity, Action.PRODUCE, name, wanted)
 
     def _requested_priority(self, command: pb.CommandProducer) -> RequestedPriority:
@@ -327,7 +331,7 @@ class ProducerCommands:
     def _closed_by_client(self, producer: Producer, request_id: int) -> None:
         topic = self._forget(producer)
         if topic is not None:
-            topic.runner.gone(producer, Departure.CLOSED)
+            topic.runner.gone(producer, TransitionCause.CLOSED)
         self._link.write(replies.success(request_id))
 
     def _forget(self, producer: Producer) -> LoadedTopic | None:
@@ -435,7 +439,7 @@ class ProducerCommands:
         log.info("producer.guard_refused", guard=producer.guard, outcome=outcome.value)
         topic = self._forget(producer)
         if topic is not None:
-            topic.runner.gone(producer, Departure.CONNECTION_LOST)
+            topic.runner.gone(producer, TransitionCause.CONNECTION_LOST)
             self._link.write(replies.close_producer(producer.producer_id))
 
     def producer_waits(self, producer: Producer) -> None:
@@ -491,7 +495,7 @@ class ProducerCommands:
         self._detection_min = detection
         self._link.detection = detection.sooner_of(self._link.detection)
 
-    def declared_anew(self) -> None:
+    def declarations_changed(self) -> None:
         """Recompute when this connection counts as silent, from the present declarations of its
         topics.
         """
@@ -502,33 +506,35 @@ class ProducerCommands:
                 detection = topic.detection(self._clients.settings)
                 self._link.detection = detection.sooner_of(self._link.detection)
 
-    def depart(self, departure: Departure) -> None:
+    def depart(self, cause: TransitionCause) -> None:
         """Let all producers leave: active ones at once, waiting ones a few per tick."""
         waiting: list[tuple[LoadedTopic, Producer]] = []
         for producer in list(self._producers.values()):
             if isinstance(producer, Producer):
                 topic = self._forget(producer)
                 if topic is not None and producer.is_granted:
-                    topic.runner.gone(producer, departure)
+                    topic.runner.gone(producer, cause)
                 elif topic is not None:
                     waiting.append((topic, producer))
         self._producers.clear()
         for topic, producer in waiting[:DEPARTURES_PER_TICK]:
-            topic.runner.gone(producer, departure)
+            topic.runner.gone(producer, cause)
         if len(waiting) > DEPARTURES_PER_TICK:
-            self._link.spawn(_depart_later(waiting[DEPARTURES_PER_TICK:], departure))
+            self._link.spawn(_depart_later(waiting[DEPARTURES_PER_TICK:], cause))
 
     def lost(self) -> None:
         """The connection is closed."""
         self._is_lost = True
-        self.depart(Departure.CONNECTION_LOST)
+        self.depart(TransitionCause.CONNECTION_LOST)
 
 
-async def _depart_later(waiting: list[tuple[LoadedTopic, Producer]], departure: Departure) -> None:
+async def _depart_later(
+    waiting: list[tuple[LoadedTopic, Producer]], cause: TransitionCause
+) -> None:
     """Let waiters leave in steps. Each departure goes through its topic's whole queue, so thousands
     at once would block the event loop.
     """
     for index, (topic, producer) in enumerate(waiting):
         if index % DEPARTURES_PER_TICK == 0:
             await asyncio.sleep(0)
-        topic.runner.gone(producer, departure)
+        topic.runner.gone(producer, cause)

@@ -44,8 +44,8 @@ def properties_of(command: pb.CommandProducer) -> dict[str, str]:
 def mode_of(command: pb.CommandProducer) -> AccessMode:
     """The access mode. A property replaces the mode that the Go client cannot ask for."""
     mode = AccessMode(command.producer_access_mode)
-    asked = properties_of(command).get(ACCESS_MODE_PROPERTY)
-    if mode is AccessMode.EXCLUSIVE and asked == "ExclusiveWithFencing":
+    requested = properties_of(command).get(ACCESS_MODE_PROPERTY)
+    if mode is AccessMode.EXCLUSIVE and requested == "ExclusiveWithFencing":
         return AccessMode.EXCLUSIVE_WITH_FENCING
     return mode
 

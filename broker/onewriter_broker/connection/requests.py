@@ -28,15 +28,13 @@ class Link(Protocol):
     detection: Detection | None
     """When the connection counts as silent; None if no exclusive producer depends on it."""
     may_only_resume: bool
-    """The identity was proved only for the return to what it holds."""
+    """The client may only return to topics that it holds, because its proof of identity permits no more."""
     last_inbound: float
-    """When the last byte was received."""
+    """Time of the last received byte, in the clock of ``Clients.now``."""
 
     @property
     def extensions_version(self) -> int:
-        """The version of onewriter's own commands that the client understands; 0 if it must get
-        none.
-        """
+        """The version of onewriter's own commands that the client understands; 0: send it none."""
         ...
 
     @property
@@ -63,9 +61,7 @@ class Link(Protocol):
         ...
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Run a task beside the connection. It is cancelled with the broker, not with the
-        connection.
-        """
+        """Run a task of this connection. It continues after the connection is closed, until the broker stops."""
         ...
 
     def pending_changed(self, difference: int) -> None:
@@ -73,11 +69,11 @@ class Link(Protocol):
         ...
 
     def hold_back(self) -> None:
-        """Read slowly: a message arrived that has to wait for room in the store."""
+        """Read slowly: a message arrived for a log whose share of the store is used up."""
         ...
 
-    def go_on(self) -> None:
-        """Continue to handle commands (Session.must_wait)."""
+    def resume(self) -> None:
+        """Handle commands again, if ``Session.must_wait`` is over."""
         ...
 
 
@@ -141,7 +137,7 @@ class Requests:
             return
         if self._in_flight.has_space(self._subject):
             self.is_full = False
-            self._link.go_on()
+            self._link.resume()
         else:
             self._in_flight.wait(self._subject, self._space_freed)
 

@@ -185,11 +185,11 @@ class CommandRights:
                 return
         if name is None:
             return  # the answer will be that there is no such consumer
-        asked = None
+        requested = None
         if isinstance(command, pb.CommandProducer):
-            asked = RequestedProducer(mode_of(command))
+            requested = RequestedProducer(mode_of(command))
         for action in actions:
-            self._authorization.require(self._identity, action, name, asked)
+            self._authorization.require(self._identity, action, name, requested)
 
 
 def refused(command: Any, error: Refused | InvalidTopicName) -> bytes:

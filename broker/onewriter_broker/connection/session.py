@@ -23,7 +23,7 @@ from onewriter_broker.connection.together import TogetherRequests
 from onewriter_broker.quotas.book import subject_of
 from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.ids import Identity
-from onewriter_core.topic.model import Departure
+from onewriter_core.topic.model import TransitionCause
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import Command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -176,10 +176,11 @@ class Session:
             case pb.CommandConsumerStats():
                 self._consumers.stats(command)
             case pb.CommandPartitionedMetadata():
-                self._producers.named_partitions.asked(command.topic)
+                self._producers.named_partitions.metadata_requested(command.topic)
                 self._requests.beside(self._lookups.partitions(command, self._link.write))
             case pb.CommandLookup():
-                self._requests.beside(self._lookups.lookup(command, self._link.write))
+                if not self._lookups.answer_now(command, self._link.write):
+                    self._requests.beside(self._lookups.lookup(command, self._link.write))
             case pb.CommandGetTopicsOfNamespace():
                 self._requests.beside(
                     self._lookups.topics_of_namespace(
@@ -231,7 +232,7 @@ class Session:
         """Fence the topics of this connection now: the broker has received nothing from it for too
         long.
         """
-        self._producers.depart(Departure.SILENT)
+        self._producers.depart(TransitionCause.SILENT)
         self._link.close("silent")
 
     @property
@@ -239,9 +240,9 @@ class Session:
         """Its consumers."""
         return self._consumers
 
-    def declared_anew(self) -> None:
+    def declarations_changed(self) -> None:
         """Apply changed declarations."""
-        self._producers.declared_anew()
+        self._producers.declarations_changed()
 
     def lost(self) -> None:
         """The socket is closed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from onewriter_broker.connection.requests import Link
-from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.appender import AppendPath
 from onewriter_broker.log.joint_append import JointAppend, JointEntry
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.topic.producers.producer import Producer
@@ -27,7 +27,7 @@ class TogetherRequests:
     def __init__(
         self,
         link: Link,
-        appender: Appender,
+        appender: AppendPath,
         producer: Callable[[int], Producer | None],
         buckets: int,
     ) -> None:
@@ -50,7 +50,7 @@ class TogetherRequests:
         size = sum(len(part.payload) + ENTRY_BYTES for part in parts)
         self._link.pending_changed(size)
         for producer in producers:
-            producer.handed_in()
+            producer.begin_work()
         try:
             positions = await self._appender.append_jointly(request)
         except Undecided as undecided:
@@ -59,7 +59,7 @@ class TogetherRequests:
         finally:
             self._link.pending_changed(-size)
             for producer in producers:
-                producer.answered()
+                producer.end_work()
         self._link.write(replies.published_together(command.request_id, _ids(positions, producers)))
 
     def _producers(self, command: pb.CommandPublishTogether) -> list[Producer]:

@@ -347,7 +347,7 @@ class ReadAhead:
 
     async def _read(self, operation: int, after: Position) -> None:
         """Read once and report it. After a rewind the result is dropped, and the next fill reads again."""
-        end, asked = self._log.committed, after
+        end, requested = self._log.committed, after
         runs: list[EntryRun] = []
         if self._view is not None:
             runs, after = await self._view.read(after)
@@ -358,7 +358,7 @@ class ReadAhead:
         if operation == self._operation:
             self._following = runs
             self._read_to = max(self._read_to, after)
-            if after > asked:
+            if after > requested:
                 self.horizon = after
             if is_of_view:
                 self._hold(is_holding=True)

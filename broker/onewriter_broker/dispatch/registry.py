@@ -148,7 +148,7 @@ class Registry:
         quotas, (quota, namespace) = self._context.quotas, self._unit
         quotas.check(quota, namespace, quotas.used(quota, namespace))
         if is_durable:
-            mark_delete = self._context.log.behind_cuts(mark_delete)
+            mark_delete = self._context.log.skip_trimmed(mark_delete)
         subscription = self._put(
             name, self._new_cursor(mark_delete), is_durable=is_durable, properties=properties
         )

@@ -156,7 +156,7 @@ class Subscription:
         if not consumer.is_closed and not consumer.is_started:
             consumer.is_started = True
             self._listen(consumer)
-            self._tell_end()
+            self._report_end()
             self.wake()
 
     def flow(self, consumer: Consumer, permits: int) -> None:
@@ -363,7 +363,7 @@ class Subscription:
 
         A durable subscription moves to after what is being trimmed.
         """
-        kept = self._context.log.behind_cuts(mark_delete) if self.is_durable else mark_delete
+        kept = self._context.log.skip_trimmed(mark_delete) if self.is_durable else mark_delete
         if kept > mark_delete:
             mark_delete, mask = kept, None
         self.cursor.reset(mark_delete)
@@ -376,11 +376,11 @@ class Subscription:
 
     def changed(self) -> None:
         """Save a durable subscription soon, because its cursor or properties changed."""
-        self._tell_end()
+        self._report_end()
         if self.is_durable:
             self._context.saver.changed(self.name, self.cursor, self.properties)
 
-    def _tell_end(self) -> None:
+    def _report_end(self) -> None:
         """Notify the consumers, once, when everything in a terminated topic is acknowledged."""
         if self._end is None or self.cursor.mark_delete < self._end:
             return

@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from onewriter_broker.http.peers import READINESS
 from onewriter_broker.http.routes import Open, Routes, on_installation
 from onewriter_broker.http.site import Site
+from onewriter_broker.ownership.store_access import StoreAccess
 from onewriter_core.authorization import Action
 
 ALIVE: Final = "/healthz"
-READY: Final = "/readyz"
+READY: Final = READINESS
 METRICS: Final = "/metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadinessFacts:
+    """What decides whether clients should connect to this broker.
+
+    ``owners``: the number of buckets with a known owner. ``serves``: whether this broker serves a bucket without a
+    problem, ``waits``: whether it should serve one but cannot.
+    """
+
+    is_listening: bool
+    is_desired_known: bool
+    access: StoreAccess
+    owners: int
+    serves: bool
+    waits: bool
+
+
+def problems_of(facts: ReadinessFacts) -> list[str]:
+    """Why clients should not connect to this broker; empty if it is ready.
+
+    If no broker reaches the store, the store's problem makes no broker unready (ownership/store_access.py). Buckets
+    that wait for the store are not counted then, nor just after its return.
+    """
+    found = []
+    if not facts.is_listening:
+        found.append("the broker does not listen yet")
+    if not facts.is_desired_known:
+        found.append("the broker has no desired state of topics yet (PUT /onewriter/v1/desired)")
+    if facts.access in {StoreAccess.NEVER, StoreAccess.LOST_ALONE}:
+        found.append("the store does not answer")
+    if facts.owners == 0:
+        found.append("no bucket has a known owner")
+    is_counted = facts.access in {StoreAccess.REACHED, StoreAccess.LOST_ALONE}
+    if facts.waits and not facts.serves and is_counted:
+        found.append("every bucket that this broker should serve waits")
+    return found
 
 
 class MetricsPage:
@@ -61,22 +101,21 @@ def add_routes(router: Routes, site: Site, metrics_page: MetricsPage | None = No
             for bucket in buckets
             if (reason := ownership.waiting_reason(bucket))
         }
-        problems = []
-        if not site.is_ready.is_set():
-            problems.append("the broker does not listen yet")
-        if not site.desired.is_known:
-            problems.append(
-                "the broker has no desired state of topics yet (PUT /onewriter/v1/desired)"
+        access = site.store_access
+        problems = problems_of(
+            ReadinessFacts(
+                is_listening=site.is_ready.is_set(),
+                is_desired_known=site.desired.is_known,
+                access=access.access,
+                owners=known,
+                serves=bool(ownership.served()),
+                waits=bool(ownership.waiting()),
             )
-        if site.membership.view() is None:
-            problems.append("the store does not answer")
-        if known == 0:
-            problems.append("no bucket has a known owner")
-        if ownership.waiting() and not ownership.served():
-            problems.append("every bucket that this broker should serve waits")
+        )
         report = {
             "ready": not problems,
             "problems": problems,
+            "store": {"reachable": access.is_reached, "access": access.access.value},
             "buckets": {"all": len(buckets), "held": held, "owned": known, "waiting": waiting},
         }
         return web.json_response(report, status=503 if problems else 200)

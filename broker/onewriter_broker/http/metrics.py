@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.distribution import OUTAGE_SECONDS, SECONDS, Distribution
+from onewriter_broker.log.store.api import ShardState
 from onewriter_broker.log.store.compacted import view_of
 from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.quotas.book import Quota
@@ -33,7 +34,7 @@ from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compaction.schedule import Compactions
 from onewriter_core.ids import escaped, is_printable
 from onewriter_core.topic.effects import Record
-from onewriter_core.topic.model import Departure, Purpose
+from onewriter_core.topic.model import Purpose, TransitionCause
 
 TOPIC_SERIES_MAX: Final = 1_000
 """Topics with series of their own."""
@@ -44,7 +45,7 @@ ITEMS_PER_TICK: Final = 500
 LAG_SECONDS: Final = 0.25
 """Interval between two measurements of the event loop's lag."""
 
-_NOT_FENCED: Final = frozenset({Departure.NONE, Departure.CLOSED})
+_NOT_FENCED: Final = frozenset({TransitionCause.NONE, TransitionCause.CLOSED})
 """Causes by which a holder leaves voluntarily."""
 
 
@@ -77,10 +78,16 @@ class Metrics:
         now: Callable[[], float],
         certificate: ServerCertificate | None = None,
         compactions: Compactions | None = None,
+        shards: Callable[[], Sequence[tuple[ShardState, int]]] = tuple,
+        *,
+        is_store_reachable: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``shards``: the latest observation of each primary of the store, with its number of failovers."""
         self._clients = clients
+        self._observed_shards = shards
         self._compactions = compactions
         self._certificate = certificate
+        self._is_store_reachable = is_store_reachable
         self._now = now
         self._transitions: Counter[tuple[str, str]] = Counter()
         self.fenced: Counter[str] = Counter()
@@ -89,22 +96,23 @@ class Metrics:
         self._detection: dict[str, Distribution] = {}
         self._handover: dict[str, Distribution] = {}
         # With a series for every cause: a counter that appears with its first event shows no increase.
-        self._outage = {each.value: Distribution(OUTAGE_SECONDS) for each in Departure}
+        self._outage = {each.value: Distribution(OUTAGE_SECONDS) for each in TransitionCause}
         self._first_message: dict[str, Distribution] = {}
         self._lag = Distribution(SECONDS)
         self._last_lag = 0.0
         self._lost_entries = 0
+        self._ranges_at_risk = 0
         self.block_streams = BlockStreams()
 
     # ------------------------------------------------------------ what happens
 
     def moved(self, record: Record) -> None:
         """Count a transition of a topic, or a resume."""
-        self._transitions[record.purpose.value, record.departure.value] += 1
+        self._transitions[record.purpose.value, record.cause.value] += 1
         ends_an_epoch = record.purpose in {Purpose.GRANT, Purpose.DEPOSE}
-        if ends_an_epoch and record.former is not None and record.departure not in _NOT_FENCED:
-            self.fenced[record.departure.value] += 1
-        cause = record.departure.value
+        if ends_an_epoch and record.former is not None and record.cause not in _NOT_FENCED:
+            self.fenced[record.cause.value] += 1
+        cause = record.cause.value
         _observe(self._leaderless, cause, record.leaderless_seconds)
         if record.outage is not None:
             _observe(self._detection, cause, record.outage.detection_seconds)
@@ -119,6 +127,10 @@ class Metrics:
         """Count lost acknowledged entries."""
         self._lost_entries += loss.entries
 
+    def at_risk(self) -> None:
+        """Count a range at risk."""
+        self._ranges_at_risk += 1
+
     async def run(self) -> None:
         """Measure the lag of the event loop until cancelled."""
         while True:
@@ -132,7 +144,7 @@ class Metrics:
     async def snapshot(self) -> list[Metric]:
         """All present figures. Figures over all topics and records are counted in steps."""
         found = [*self._ownership(), *await self._topics_counted()]
-        for part in (self._topics, self._path, self._compacted, self._quotas):
+        for part in (self._topics, self._path, self._shards, self._compacted, self._quotas):
             found += part()
             await asyncio.sleep(0)
         return [*found, *await self._owned(), *self._process()]
@@ -221,6 +233,11 @@ class Metrics:
         yield _by_cause("first_message", text, self._first_message)
         yield _counter(
             "lost_entries", "Acknowledged entries that the store lost.", self._lost_entries
+        )
+        yield _counter(
+            "ranges_at_risk",
+            "Logs in which entries were perhaps acknowledged and lost, with the broker that knew.",
+            self._ranges_at_risk,
         )
 
     def _compacted(self) -> Iterator[Metric]:
@@ -330,6 +347,11 @@ class Metrics:
         figures = self._clients.appender.statistics
         is_full = int(self._clients.store_is_full)
         yield _gauge(
+            "store_reachable",
+            "1 while the store answers this broker's heartbeats.",
+            int(self._is_store_reachable()),
+        )
+        yield _gauge(
             "store_is_full",
             "1 while producers are slowed down because the store is almost full.",
             is_full,
@@ -358,6 +380,58 @@ class Metrics:
         )
         yield self.histogram("block_entries", "Entries in a block.", figures.block_entries)
         yield self.histogram("call_blocks", "Blocks in an append call.", figures.call_blocks)
+
+    def _shards(self) -> Iterator[Metric]:
+        """The primaries of the store, by their place in the order of their slots; see ``StoreWatch.shards``."""
+        up = GaugeMetricFamily(
+            "onewriter_store_shard_up",
+            "1 while the primary of the shard answers.",
+            labels=["shard", "primary"],
+        )
+        shards = self._observed_shards()
+        figures = {
+            "buckets": "Buckets of the shard.",
+            "replicas": "Replicas that are connected to the primary of the shard.",
+            "replication_lag_bytes": "Bytes that the slowest connected replica is behind.",
+            "memory_used_bytes": "Memory that the primary uses.",
+            "memory_max_bytes": "Memory limit of the primary; 0: none.",
+            "faults": "Failures of the primary's files that it reports; see store.fault in the log.",
+        }
+        families = {
+            name: GaugeMetricFamily(f"onewriter_store_shard_{name}", text, labels=["shard"])
+            for name, text in figures.items()
+        }
+        for place, (shard, _) in enumerate(shards):
+            labels, seen = [str(place)], shard.seen
+            up.add_metric([*labels, shard.address], int(seen is not None))
+            count = self._clients.settings.buckets
+            families["buckets"].add_metric(
+                labels, count if shard.buckets is None else len(shard.buckets)
+            )
+            if seen is not None:
+                families["replicas"].add_metric(labels, seen.replicas)
+                families["replication_lag_bytes"].add_metric(labels, seen.replication_lag_bytes)
+                families["memory_used_bytes"].add_metric(labels, seen.memory_bytes_used)
+                families["memory_max_bytes"].add_metric(labels, seen.memory_bytes_max)
+                families["faults"].add_metric(labels, len(seen.faults))
+        yield up
+        yield from families.values()
+        yield _counters(
+            "store_shard_failovers",
+            "Times that another primary took the place of a shard's primary.",
+            ["shard"],
+            (((str(place),), failovers) for place, (_, failovers) in enumerate(shards)),
+        )
+        yield _counters(
+            "store_shard_sync_seconds",
+            "Time for which the primary wrote and synced its append-only file.",
+            ["shard"],
+            (
+                ((str(place),), shard.seen.sync_seconds)
+                for place, (shard, _) in enumerate(shards)
+                if shard.seen is not None
+            ),
+        )
 
     def _process(self) -> Iterator[Metric]:
         clients, streams = self._clients, self.block_streams
@@ -410,7 +484,7 @@ def _counter(name: str, text: str, value: float) -> Metric:
 
 
 def _counters(
-    name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], int]]
+    name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], float]]
 ) -> Metric:
     family = CounterMetricFamily(f"onewriter_{name}", text, labels=labels)
     for names, value in values:

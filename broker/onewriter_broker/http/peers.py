@@ -25,6 +25,12 @@ ANSWER_BYTES_MAX: Final = 64 * 1024
 
 REASON_LENGTH_MAX: Final = 200
 
+READINESS: Final = "/readyz"
+"""The path at which a broker says whether it is ready (http/health.py)."""
+
+READINESS_BYTES_MAX: Final = 1024 * 1024
+"""Bytes that are read of another broker's readiness, which gives the reason for each of its waiting buckets."""
+
 
 class PeerRefused(OnewriterError):
     """Another broker refused the request with this status and reason."""
@@ -53,15 +59,10 @@ class Peers:
         Raises PeerRefused, Unavailable.
         """
         url = self.url_of(owner)
-        is_secure = url.startswith("https:")
-        timeout = aiohttp.ClientTimeout(total=FORWARD_SECONDS)
-        connector = aiohttp.TCPConnector(
-            ssl=await self._authorities.context() if is_secure else True
-        )
         headers = {"Authorization": credentials} if credentials else {}
         try:
             async with (
-                aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
+                await self._session(url) as session,
                 session.request(
                     method, url + path, headers=headers, allow_redirects=False
                 ) as answer,
@@ -75,13 +76,41 @@ class Peers:
             reason = str(error) or f"no answer within {FORWARD_SECONDS:g} s"
             raise Unavailable(f"the broker at {url} did not answer: {reason}") from error
 
+    async def reaches_store(self, other: Addresses) -> bool | None:
+        """Whether another broker reaches the store, ready or not. None if it does not answer, or does not report
+        it, like brokers of an earlier version.
+        """
+        url = self.url_of(other)
+        try:
+            async with (
+                await self._session(url) as session,
+                session.get(url + READINESS, allow_redirects=False) as answer,
+            ):
+                text = await _text(answer, READINESS_BYTES_MAX)
+        except (aiohttp.ClientError, TimeoutError, OnewriterError):
+            return None
+        try:
+            found = json.loads(text)["store"]["reachable"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+        return found if isinstance(found, bool) else None
 
-async def _text(answer: aiohttp.ClientResponse) -> str:
+    async def _session(self, url: str) -> aiohttp.ClientSession:
+        """A session for one request. Raises Unavailable if the authorities cannot be read."""
+        is_secure = url.startswith("https:")
+        context = await self._authorities.context() if is_secure else True
+        return aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=FORWARD_SECONDS),
+            connector=aiohttp.TCPConnector(ssl=context),
+        )
+
+
+async def _text(answer: aiohttp.ClientResponse, bytes_max: int = ANSWER_BYTES_MAX) -> str:
     """The beginning of a response's body."""
     found = bytearray()
     async for piece in answer.content.iter_any():
-        found += piece[: ANSWER_BYTES_MAX - len(found)]
-        if len(found) == ANSWER_BYTES_MAX:
+        found += piece[: bytes_max - len(found)]
+        if len(found) == bytes_max:
             break
     return found.decode("utf-8", "replace")
 

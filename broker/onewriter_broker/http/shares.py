@@ -64,7 +64,7 @@ class Shares:
             return
         capacity = self._capacity
         if self._waiters >= capacity.waiting or (line and len(line) >= capacity.each):
-            raise Refusal(429, f"too many {self._what} at once; retry later")
+            raise Refusal(429, f"too many {self._what} at the same time; retry later")
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (place, is_privileged)
         self._waiting.setdefault(identity, deque()).append(entry)
@@ -74,7 +74,7 @@ class Shares:
                 await place
         except TimeoutError:
             self._forget(identity, entry)
-            raise Refusal(429, f"too many {self._what} at once; retry later") from None
+            raise Refusal(429, f"too many {self._what} at the same time; retry later") from None
         except BaseException:
             self._forget(identity, entry)
             raise

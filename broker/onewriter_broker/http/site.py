@@ -20,10 +20,11 @@ from onewriter_broker.desired import Desired
 from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.http.peers import PeerRefused, Peers
 from onewriter_broker.http.watchers import Watchers
-from onewriter_broker.log.store.api import LogStore, Observation
-from onewriter_broker.log.topic_log.losses import Loss
+from onewriter_broker.log.store.api import LogStore, Observation, ShardState
+from onewriter_broker.log.topic_log.losses import LatestReports, Loss, RangeAtRisk
 from onewriter_broker.namespaces import Conflict, Invalid, NamespaceMissing, Namespaces
 from onewriter_broker.ownership.membership import Membership
+from onewriter_broker.ownership.store_access import StoreAccessWatch
 from onewriter_broker.quotas.book import subject_of
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.tls import ServerCertificate
@@ -32,6 +33,8 @@ from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.staging import Staging
 from onewriter_broker.topic.registry.catalog import Undivided
 from onewriter_broker.topic.registry.topics import Topics
+from onewriter_broker.topic.retention.retention import RetentionLimits
+from onewriter_broker.topic.retention.segments import SegmentIndexes
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
@@ -135,18 +138,30 @@ class Site:
     incarnation: str
     store: LogStore
     membership: Membership
+    store_access: StoreAccessWatch
     namespaces: Namespaces
     metrics: Metrics
-    losses: Sequence[Loss]
+    losses: LatestReports[Loss]
+    at_risk: LatestReports[RangeAtRisk]
+    declared: Sequence[str]
+    """What an administrator declared about the store and nothing checked."""
     is_ready: asyncio.Event
     desired: Desired
     watchers: Watchers
     seen: Callable[[], Observation | None]
-    """The latest observation of the store."""
+    """The latest observation of the store; of a cluster, of all its primaries together."""
+    seen_of: Callable[[int], Observation | None]
+    """The latest observation of the primary that serves a bucket."""
+    shards: Callable[[], Sequence[tuple[ShardState, int]]]
+    """The latest observation of each primary, and how often another one has replaced it."""
+    store_problem: Callable[[], str]
+    """Why the store did not answer at the latest observation; empty if it answered."""
     compactions: Compactions
     staging: Staging
     publishing: AtomicPublishes
     peers: Peers
+    segments: SegmentIndexes
+    retention_limits: RetentionLimits
     certificate: ServerCertificate | None = None
     """The certificate for TLS; None if TLS is not served."""
 
@@ -246,7 +261,7 @@ def number(request: web.Request, name: str, default: int, most: int) -> int:
     if text is None:
         return default
     if not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) < 1:
-        raise Refusal(400, f"{name} is a whole number from 1 to {most}")
+        raise Refusal(400, f"{name} must be a whole number from 1 to {most}")
     return min(int(text), most)
 
 

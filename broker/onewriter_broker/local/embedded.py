@@ -25,6 +25,7 @@ from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 import structlog
 
@@ -170,12 +171,32 @@ async def _inspect(path: Path) -> Program:
     return Program(path, version)
 
 
+class EmbeddedStore(Protocol):
+    """What the supervisor starts, watches and stops: a server, or a cluster of them (cluster.py)."""
+
+    @property
+    def url(self) -> str:
+        """The address for brokers; valid after ``start``."""
+
+    async def start(self) -> None:
+        """Start it and wait until it answers. Raises ConfigurationError, Unavailable."""
+
+    async def watch(self, on_restart: Callable[[], None] = lambda: None) -> None:
+        """Restart what ends, until ``stop`` or until cancelled. Raises ConfigurationError."""
+
+    async def stop(self) -> None:
+        """Stop it cleanly."""
+
+
 class EmbeddedServer:
     """One server process at a time on one data directory.
 
     ``start`` starts it, ``watch`` restarts it, ``stop`` ends it. ``url`` is the address for brokers. It stays
     the same over restarts, also of this object.
     """
+
+    LOADED: ClassVar[tuple[bytes, ...]] = (b":0\r\n", b":1\r\n")
+    """Beginnings of the answer to EXISTS once its data is loaded."""
 
     def __init__(self, settings: EmbeddedSettings) -> None:
         if settings.append_sync not in {"always", "everysec"}:
@@ -197,6 +218,11 @@ class EmbeddedServer:
     def url(self) -> str:
         """The address for brokers, with user and password; valid after ``start``."""
         return f"unix://{USER}:{self._password}@{self._socket}"
+
+    @property
+    def directory(self) -> Path:
+        """The directory of its data."""
+        return self._directory
 
     @property
     def process_id(self) -> int | None:
@@ -283,7 +309,7 @@ class EmbeddedServer:
             password = ""
         if not password:
             password = secrets.token_hex(24)
-            _write_private(path, password + "\n")
+            write_private(path, password + "\n")
         return password
 
     def _socket_path(self) -> Path:
@@ -320,7 +346,7 @@ class EmbeddedServer:
     def _note_dataset(self) -> None:
         path = self._directory / "dataset-id"
         if not path.exists():
-            _write_private(path, secrets.token_hex(16) + "\n")
+            write_private(path, secrets.token_hex(16) + "\n")
 
     def _configuration(self) -> str:
         lines = [
@@ -356,7 +382,7 @@ class EmbeddedServer:
             raise ValueError("the server was never started")
         self._check_data()
         configuration = self._directory / "valkey.conf"
-        _write_private(configuration, self._configuration())
+        write_private(configuration, self._configuration())
         if self._log_path.exists():
             self._log_path.replace(self._log_path.with_suffix(".log.1"))
         self._socket.unlink(missing_ok=True)
@@ -406,7 +432,7 @@ class EmbeddedServer:
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 writer.write(f"AUTH {USER} {self._password}\r\nEXISTS {MEMBERS}\r\n".encode())
                 answers = (await reader.readline(), await reader.readline())
-                return answers in ((b"+OK\r\n", b":0\r\n"), (b"+OK\r\n", b":1\r\n"))
+                return answers[0] == b"+OK\r\n" and answers[1].startswith(self.LOADED)
         except (OSError, TimeoutError):
             return False
         finally:
@@ -422,7 +448,7 @@ class EmbeddedServer:
             return "it wrote no log"
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Replace a small file, readable only by this user, atomically."""
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ from onewriter_broker.local.children import (
     stop_child,
 )
 from onewriter_broker.local.datadir import DirectoryLock
-from onewriter_broker.local.embedded import EmbeddedServer
+from onewriter_broker.local.embedded import EmbeddedStore
 from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError
 
@@ -209,7 +209,7 @@ class Supervisor:
         data_directory: Path,
         children: Callable[[], Sequence[ChildSpec]],
         *,
-        server: EmbeddedServer | None = None,
+        server: EmbeddedStore | None = None,
         frozen_seconds: float = FROZEN_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
         delays: RestartDelays = RestartDelays(),

@@ -1,9 +1,12 @@
-"""The only writer of a shard: it sends blocks and fences, one call after the other.
+"""The only writer of a store with one primary, or of a bucket of a cluster (bucket_appenders.py).
 
-In each tick of the event loop the appender sends what all logs have gathered in one guarded call.
+It sends blocks and fences, one call after the other.
+
+In each tick of the event loop the appender sends the waiting entries of all logs in one guarded call.
 Entries that arrive during a call are sent with the next one. A fence is sent after the call under way,
 so it never overtakes entries of the epoch that it ends. Entries that no call has taken by then are not
-appended (the runner rejected them before it requested the fence).
+appended (the runner rejected them before it requested the fence). Fences that wait at the same time go
+in one call, in their order: they share one sync of the store, and each gets its own answer.
 
 If the result of a call is unknown, the appender repeats it with the same blocks and positions until
 the store decides. At most one call is undecided at a time. Blocks that are stored, but not yet as
@@ -17,6 +20,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import structlog
 
@@ -41,6 +45,10 @@ from onewriter_core.ids import Position, TopicName
 
 RETRY_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Pauses between attempts of an undecided call; the last one repeats."""
+
+FENCE_FIELDS_MAX = 8_000
+"""Fields in the fences of one call, if there is more than one: about 200 fences of topics with one log, which keep
+the store busy for 5 ms to 10 ms."""
 
 JOINT_APPENDS_MAX = 10_000
 """Queued requests to store entries of several logs together."""
@@ -76,6 +84,14 @@ class _FenceItem:
     durability: Durability = Durability.NONE
 
     @property
+    def fields(self) -> int:
+        """How many fields it sets in the store."""
+        if isinstance(self.fence, OwnWrite):
+            return FENCE_FIELDS_MAX + 1  # a call of its own
+        audit = len(self.fence.audit)
+        return audit + sum(len(log.marker) + len(log.state) for log in self.fence.logs)
+
+    @property
     def kind(self) -> Kind:
         """The durability of the ledgers before and after it: nothing is committed out of order."""
         wanted = {self.durability, *(topic_log.durability for topic_log in self.logs)}
@@ -91,8 +107,39 @@ class _StoredBlock:
     pending: PendingBlock
 
 
+class AppendPath(Protocol):
+    """Sends everything that is written to logs: one Appender, or in a cluster one for each bucket."""
+
+    statistics: Statistics
+    written: dict[TopicLog, None]
+    """Logs that got blocks since the maintenance last examined them; it removes those that need nothing."""
+
+    def append_soon(self, topic_log: TopicLog) -> None:
+        """The log has waiting entries: include them in the next call."""
+
+    async def fence(self, fence: Fence, logs: Sequence[TopicLog], *, flush: bool) -> Outcome:
+        """See ``Appender.fence``."""
+
+    async def own(self, write: OwnWrite, durability: Durability) -> Outcome:
+        """See ``Appender.own``."""
+
+    def abandon(self, topic_log: TopicLog, publish: Publish, why: str) -> bool:
+        """See ``Appender.abandon``."""
+
+    async def append_jointly(self, request: JointAppend) -> list[Position]:
+        """See ``Appender.append_jointly``."""
+
+    async def prove(self, durability: Durability, replid: str) -> None:
+        """See ``Appender.prove``."""
+
+    async def run(self) -> None:
+        """Send calls until cancelled."""
+
+
 class Appender:
-    """Appends and fences for one shard. ``run`` must be running; it ends when cancelled.
+    """Implements AppendPath. ``run`` must be running; it ends when cancelled.
+
+    ``statistics`` and ``written`` may be shared with other appenders.
 
     ``deposed`` is called with a bucket whose writes were answered REFENCE, FENCED, UNKNOWN or
     LOST: the caller checks its ownership before it writes anything else there. ``broken`` is
@@ -109,10 +156,11 @@ class Appender:
         deposed: Callable[[int, Outcome], None],
         broken: Callable[[TopicName, BrokenKey], None],
         limits: LogLimits = LogLimits(),
+        statistics: Statistics | None = None,
+        written: dict[TopicLog, None] | None = None,
     ) -> None:
-        self.statistics = Statistics()
-        self.written: dict[TopicLog, None] = {}
-        """Logs that got blocks since the maintenance last examined them; it removes those that need nothing."""
+        self.statistics = Statistics() if statistics is None else statistics
+        self.written = {} if written is None else written
         self._store = store
         self._now = now
         self._wall_ms = wall_ms
@@ -127,7 +175,7 @@ class Appender:
         self._call_bytes_max = limits.call_bytes_max
         self._wake: asyncio.Future[None] | None = None
 
-    def gathered(self, topic_log: TopicLog) -> None:
+    def append_soon(self, topic_log: TopicLog) -> None:
         """The log has waiting entries: include them in the next call."""
         if topic_log not in self._dirty:  # a log that is in it needs no wake-up
             self._dirty[topic_log] = self._now()
@@ -137,7 +185,7 @@ class Appender:
         """Write the markers after the call under way; DONE: they are durable.
 
         Raises BrokenKey if the fence touches a broken key: nothing of the fence was written.
-        ``flush``: first append the entries that the logs have gathered (the holder stays the same).
+        ``flush``: first append the entries that wait in the logs (the holder stays the same).
         After DONE the logs are open at the new ledger. The caller moves their watermarks past the
         markers and makes the logs writable.
         """
@@ -159,7 +207,7 @@ class Appender:
         return await item.done
 
     def abandon(self, topic_log: TopicLog, publish: Publish, why: str) -> bool:
-        """Release the memory of an atomic publish; see ``publishing.abandon``.
+        """Release the memory of an atomic publish; see ``atomic_publish.abandon``.
 
         A call under way with blocks of the publish continues: a fence is sent after it.
         """
@@ -201,13 +249,15 @@ class Appender:
         try:
             while True:
                 if self._fences:
-                    await self._perform(self._fences.popleft())
-                elif self._dirty or self._joint_appends:
-                    await self._append(self._gather(list(self._dirty)))
-                    if self._joint_appends:
-                        await self._append_jointly(self._joint_appends.popleft())
-                else:
+                    await self._perform(self._next_fences())
+                    await self._commit()
+                elif not (self._dirty or self._joint_appends):
                     await self._rest(self._commits.pause_seconds)
+                # Also while fences wait: thousands of them must not stop the publishing of other topics.
+                if self._dirty:
+                    await self._append(self._gather(list(self._dirty)))
+                if self._joint_appends:
+                    await self._append_jointly(self._joint_appends.popleft())
                 await self._commit()
         finally:
             self._commits.close()
@@ -231,7 +281,7 @@ class Appender:
 
     def _gather(self, logs: Sequence[TopicLog]) -> list[tuple[TopicLog, PendingBlock]]:
         """The blocks of the next call; the logs that have waited longest come first."""
-        gathered: list[tuple[TopicLog, PendingBlock]] = []
+        sent_blocks: list[tuple[TopicLog, PendingBlock]] = []
         size = 0
         time_ms = self._wall_ms()
         for topic_log in logs:
@@ -241,31 +291,31 @@ class Appender:
                 if pending is None:
                     break
                 pending.since = since
-                gathered.append((topic_log, pending))
+                sent_blocks.append((topic_log, pending))
                 size += pending.size
             if topic_log.has_more and topic_log.is_writable:
                 self._dirty[topic_log] = since
             if size >= self._call_bytes_max:
                 break
-        return gathered
+        return sent_blocks
 
-    async def _append(self, gathered: list[tuple[TopicLog, PendingBlock]]) -> None:
-        if gathered:
+    async def _append(self, sent_blocks: list[tuple[TopicLog, PendingBlock]]) -> None:
+        if sent_blocks:
             started_at = self._now()
-            self._answered(gathered, await self._decided(gathered), started_at)
+            self._answered(sent_blocks, await self._decided(sent_blocks), started_at)
 
     async def _append_jointly(self, request: JointAppend) -> None:
         await self._flush(request.logs)
-        gathered = request.form(self._wall_ms())
-        if gathered:
+        sent_blocks = request.form(self._wall_ms())
+        if sent_blocks:
             started_at = self._now()
-            for _, pending in gathered:
+            for _, pending in sent_blocks:
                 pending.since = started_at
-            self._answered(gathered, await self._decided_jointly(gathered), started_at)
+            self._answered(sent_blocks, await self._decided_jointly(sent_blocks), started_at)
 
     def _answered(
         self,
-        gathered: list[tuple[TopicLog, PendingBlock]],
+        sent_blocks: list[tuple[TopicLog, PendingBlock]],
         answers: Sequence[Outcome | BrokenKey],
         started_at: float,
     ) -> None:
@@ -275,8 +325,8 @@ class Appender:
         refused: dict[TopicLog, tuple[PendingBlock, Outcome, list[PendingBlock]]] = {}
         statistics.calls += 1
         statistics.call_seconds.observe(self._now() - started_at)
-        statistics.call_blocks.observe(len(gathered))
-        for (topic_log, pending), answer in zip(gathered, answers, strict=True):
+        statistics.call_blocks.observe(len(sent_blocks))
+        for (topic_log, pending), answer in zip(sent_blocks, answers, strict=True):
             if pending not in topic_log.undecided or topic_log.binding is None:
                 continue  # the log was closed meanwhile
             if isinstance(answer, BrokenKey):
@@ -299,11 +349,11 @@ class Appender:
                     self._commits.later(kind, _StoredBlock(topic_log, pending))
                 case Outcome.REFENCE | Outcome.LOST:
                     # Whether the block is in the registered dataset is seen after the next fence.
-                    topic_log.stop_writes(was_refused=True)
+                    topic_log.stop_writes(compare=True)
                     self._deposed_from(topic_log, outcome)
                 case Outcome.FENCED | Outcome.UNKNOWN:
                     # If this broker still owns the bucket, it fences again.
-                    topic_log.stop_writes(was_refused=True)
+                    topic_log.stop_writes(compare=True)
                     if outcome is Outcome.UNKNOWN:
                         topic_log.forget_tail()  # the store may lack one of the blocks
                     topic_log.give_up(pending, is_definite=outcome is Outcome.FENCED)
@@ -322,17 +372,17 @@ class Appender:
                 self._dirty.setdefault(topic_log, pending.since)
         for topic_log, error in broken.items():
             self._broken(topic_log.name, error)
-        for topic_log, _ in gathered:
+        for topic_log, _ in sent_blocks:
             self._go_on(topic_log)
 
     async def _decided(
-        self, gathered: list[tuple[TopicLog, PendingBlock]]
+        self, sent_blocks: list[tuple[TopicLog, PendingBlock]]
     ) -> list[Outcome | BrokenKey]:
         """Send the call until the store decides."""
         attempt = 0
         while True:
             appends = []
-            for topic_log, pending in gathered:
+            for topic_log, pending in sent_blocks:
                 if topic_log.binding is None:  # the log was closed, which answered its blocks
                     continue
                 appends.append(
@@ -347,8 +397,8 @@ class Appender:
                         owner=pending.owner,
                     )
                 )
-            gathered[:] = [pair for pair in gathered if pair[0].binding is not None]
-            for _, pending in gathered:
+            sent_blocks[:] = [pair for pair in sent_blocks if pair[0].binding is not None]
+            for _, pending in sent_blocks:
                 pending.was_sent = True
             try:
                 answers = await self._store.append(appends)
@@ -356,13 +406,13 @@ class Appender:
                 await self._pause_before_retry(attempt, undecided, len(appends))
                 attempt += 1
                 continue
-            for (_, pending), sent, answer in zip(gathered, appends, answers, strict=True):
+            for (_, pending), sent, answer in zip(sent_blocks, appends, answers, strict=True):
                 if isinstance(answer, BrokenKey):  # this attempt wrote nothing of it
                     pending.was_sent = not sent.never_sent
             return answers
 
     async def _decided_jointly(
-        self, gathered: list[tuple[TopicLog, PendingBlock]]
+        self, sent_blocks: list[tuple[TopicLog, PendingBlock]]
     ) -> list[Outcome | BrokenKey]:
         """Send exactly the same blocks until the store decides, even if a log is closed meanwhile.
 
@@ -377,10 +427,10 @@ class Appender:
                 never_sent=True,
                 guard=pending.guard,
             )
-            for topic_log, pending in gathered
+            for topic_log, pending in sent_blocks
             if topic_log.binding is not None
         ]
-        for _, pending in gathered:
+        for _, pending in sent_blocks:
             pending.was_sent = True
         attempt = 0
         while True:
@@ -391,7 +441,7 @@ class Appender:
                 await self._pause_before_retry(attempt, undecided, len(appends))
                 attempt += 1
                 continue
-            for (_, pending), answer in zip(gathered, answers, strict=True):
+            for (_, pending), answer in zip(sent_blocks, answers, strict=True):
                 if isinstance(answer, BrokenKey):  # this attempt wrote nothing of it
                     pending.was_sent = attempt > 0
             return answers
@@ -425,7 +475,7 @@ class Appender:
     def _go_on(self, topic_log: TopicLog) -> None:
         """Gather again: entries that waited for an atomic publish may be next."""
         if topic_log.publishes is not None and topic_log.has_more:
-            self.gathered(topic_log)
+            self.append_soon(topic_log)
 
     def _deposed_from(self, topic_log: TopicLog, outcome: Outcome) -> None:
         if topic_log.binding is not None:
@@ -442,44 +492,81 @@ class Appender:
             await self._append(self._gather(logs))
             await self._commit()
 
-    async def _perform(self, item: _FenceItem) -> None:
-        if item.flush:
-            await self._flush(item.logs)
-        if any(topic_log.is_closed for topic_log in item.logs):
-            # The broker that serves these logs now must not find a marker without a pending fence.
-            if not item.done.done():
-                item.done.set_result(Outcome.REFENCE)
-            return
-        for topic_log in item.logs:
+    def _next_fences(self) -> list[_FenceItem]:
+        """The fences of the next call. A write of ownerships is a call of its own, as is the next fence of a log."""
+        items = [self._fences.popleft()]
+        fields, logs = items[0].fields, set(items[0].logs)
+        while self._fences:
+            item = self._fences[0]
+            fields += item.fields
+            if fields > FENCE_FIELDS_MAX or not logs.isdisjoint(item.logs):
+                break
+            logs.update(item.logs)
+            items.append(self._fences.popleft())
+        return items
+
+    async def _perform(self, items: Sequence[_FenceItem]) -> None:
+        flushed = [topic_log for item in items if item.flush for topic_log in item.logs]
+        if flushed:
+            await self._flush(flushed)
+        fenced = [item for item in items if not self._is_over(item)]
+        for topic_log in (topic_log for item in fenced for topic_log in item.logs):
             topic_log.stop_writes()
-        try:
-            outcome = await self._fenced(item.fence)
-        except (ValueError, BrokenKey) as error:  # its topic fails, not the appender
-            if not item.done.done():
-                item.done.set_exception(error)
+        if not fenced:
             return
+        try:
+            outcomes = await self._fenced([item.fence for item in fenced])
+        except (ValueError, BrokenKey) as error:  # its topic fails, not the appender
+            if len(fenced) > 1:  # nothing was sent
+                for item in fenced:
+                    await self._perform([item])
+            elif not fenced[0].done.done():
+                fenced[0].done.set_exception(error)
+            return
+        now = self._now()
+        for item, outcome in zip(fenced, outcomes, strict=True):
+            self._fence_answered(item, outcome, now)
+
+    def _is_over(self, item: _FenceItem) -> bool:
+        """Whether a log of the fence was closed.
+
+        The broker that serves these logs now must not find a marker without a pending fence.
+        """
+        is_over = any(topic_log.is_closed for topic_log in item.logs)
+        if is_over and not item.done.done():
+            item.done.set_result(Outcome.REFENCE)
+        return is_over
+
+    def _fence_answered(self, item: _FenceItem, outcome: Outcome | BrokenKey, now: float) -> None:
         if item.done.done():
             return
-        if outcome is not Outcome.DONE:
+        if isinstance(outcome, BrokenKey):
+            item.done.set_exception(outcome)
+        elif outcome is not Outcome.DONE:
             item.done.set_result(outcome)
-            return
-        self.statistics.fences += 1
-        now = self._now()
-        kind = item.kind
-        for topic_log in item.logs:
-            topic_log.open(item.fence.ledger, item.fence.binding, now)
-        self._commits.later(kind, item)
+        else:
+            self.statistics.fences += 1
+            kind = item.kind
+            for topic_log in item.logs:
+                topic_log.open(item.fence.ledger, item.fence.binding, now)
+            self._commits.later(kind, item)
 
-    async def _fenced(self, fence: Fence | OwnWrite) -> Outcome:
+    async def _fenced(self, fences: Sequence[Fence | OwnWrite]) -> list[Outcome | BrokenKey]:
+        """Send the call until the store decides. Raises ValueError, BrokenKey: nothing was written."""
         attempt = 0
         while True:
             try:
-                if isinstance(fence, OwnWrite):
-                    return await self._store.own(fence)
-                return await self._store.fence(fence)
+                match fences:
+                    case [OwnWrite() as write]:
+                        return [await self._store.own(write)]
+                    case _:
+                        return await self._store.fence(
+                            [fence for fence in fences if isinstance(fence, Fence)]
+                        )
             except Undecided as undecided:
                 self.statistics.undecided_calls += 1
                 if attempt == 0:
-                    log.warning("fence.undecided", reason=str(undecided), ledger=fence.ledger)
+                    ledgers = [fence.ledger for fence in fences[:10]]
+                    log.warning("fence.undecided", reason=str(undecided), ledgers=ledgers)
                 await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
                 attempt += 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onewriter_broker.log.store.api import Guard, Outcome
-from onewriter_broker.log.topic_log.guards import has_space, no_space
+from onewriter_broker.log.topic_log.guards import has_space, too_many_floors
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry
 from onewriter_core.errors import (
@@ -95,7 +95,7 @@ class JointAppend:
         for part in self.parts:
             floors_max = part.topic_log.limits.floors_max
             if not has_space(part.topic_log.state, part.guard, floors_max):
-                self.give_up(no_space(part.topic_log.name, floors_max))
+                self.give_up(too_many_floors(part.topic_log.name, floors_max))
                 return []
         formed = []
         for topic_log in self.logs:
@@ -103,7 +103,7 @@ class JointAppend:
             entries: list[PendingEntry] = [(part, part.send, part.payload) for part in own]
             payloads = [part.payload for part in own]
             lengths = [len(payload) for payload in payloads]
-            pending = topic_log.form(entries, payloads, lengths, time_ms, own[0].guard)
+            pending = topic_log.form_block(entries, payloads, lengths, time_ms, own[0].guard)
             pending.joint_append = self
             formed.append((topic_log, pending))
         return formed

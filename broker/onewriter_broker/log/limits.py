@@ -23,7 +23,7 @@ PROOF_SECONDS_MAX = 3.0
 """Time until a proof ends with Undecided, also while the store does not answer."""
 
 PROOFS_MAX = 10_000
-"""Proofs that may wait at once."""
+"""Proofs that may wait at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,10 @@ from onewriter_broker.ownership.adoption import (
     Verdict,
     acquired,
     forced,
+    incomplete_since,
+    is_moved,
     judge,
+    needs_note,
 )
 from onewriter_core.errors import Unavailable, Undecided
 
@@ -32,6 +35,9 @@ ACQUIRE_ATTEMPTS_MAX = 5
 
 FORCE_ATTEMPTS_MAX = 5
 """Rounds of read, observe, compare-and-set before ``adopt`` gives a bucket up."""
+
+REPLICATE_SECONDS_MAX = 10.0
+"""Time that the replicas of a restarted primary, or of one that a slot moved to, get to copy a bucket's record."""
 
 BACKOFF_SECONDS = 0.02
 BACKOFF_SECONDS_MAX = 5.0
@@ -47,12 +53,17 @@ class Holding:
     ``grants_known``: at this acquisition the dataset provably carried every grant ever answered.
     ``known_since``: the rule for each topic, see ``may_resume``. ``last_seen_ms``: the last heartbeat
     of the former owner, on its wall clock; None if unknown, or if there was no owner.
+    ``incomplete_since``: the newest registration of a dataset that may lack entries that a former owner acknowledged. 0:
+    there is none, because this is the first dataset, or no copy can take its place. ``ledgers_before``: no ledger above
+    this one was reserved before this acquisition.
     """
 
     binding: Binding
     grants_known: bool
     known_since: int
     last_seen_ms: int | None = None
+    incomplete_since: int = 0
+    ledgers_before: int = 0
 
     def may_resume(self, marker_generation: int) -> bool:
         """Whether a producer may resume by the epoch in a topic's newest marker.
@@ -134,7 +145,7 @@ class Acquirer:
             node = await self._store.observe([bucket])
             verdict = self._judged(current.record, bucket, node, remembered)
             if has_no_birthmark(node, bucket) and not isinstance(verdict, Refuse):
-                await self._store.bear(bucket, self._new_birthmark())
+                await self._store.write_birthmark(bucket, self._new_birthmark())
                 node = await self._store.observe([bucket])
                 verdict = self._judged(current.record, bucket, node, remembered)
             if isinstance(verdict, Refuse):
@@ -145,6 +156,17 @@ class Acquirer:
             desired = acquired(
                 current.record, bucket, node, verdict, owner=self._me, addresses=self._addresses
             )
+            if not await note_identity(self._store, bucket, desired, node):
+                problem = "the store changed during the takeover"
+                continue
+            if self._store.is_sharded and isinstance(verdict, Adopt):
+                await self._replicate(bucket, current.record, node)
+                # A primary that restarted gets another id with its first replica. Its present id costs no second
+                # registration.
+                again = await self._store.observe([bucket])
+                if again.replid != node.replid:
+                    problem = "the store changed during the takeover"
+                    continue
             version = await self._anchor.compare_and_set(bucket, current.version, desired)
             if version is None:
                 continue
@@ -171,6 +193,8 @@ class Acquirer:
                     grants_known,
                     desired.known_since,
                     self._last_seen_ms(current.record.owner),
+                    incomplete_since=incomplete_since(desired, single_node=self._single_node),
+                    ledgers_before=high_water - LEDGERS_PER_BLOCK,
                 ),
                 Versioned(version, desired),
                 range(high_water - LEDGERS_PER_BLOCK + 1, high_water + 1),
@@ -187,8 +211,24 @@ class Acquirer:
             node,
             records_every_grant=self._anchor.records_every_grant,
             single_node=self._single_node,
+            sharded=self._store.is_sharded,
             remembered=remembered,
         )
+
+    async def _replicate(self, bucket: int, record: Record, node: Observation) -> None:
+        """Let the replicas of a moved bucket catch up before its dataset is registered.
+
+        If the primary is lost right after the registration, the promoted replica must name it. A replica may be
+        down, so this waits only for REPLICATE_SECONDS_MAX.
+        """
+        if not is_moved(record, node):
+            return
+        give_up_at = asyncio.get_running_loop().time() + REPLICATE_SECONDS_MAX
+        while not await self._store.replicate(bucket):
+            if asyncio.get_running_loop().time() >= give_up_at:
+                _log.warning("bucket.replicas_behind", bucket=bucket)
+                return
+            await asyncio.sleep(BACKOFF_SECONDS)
 
     def _new_birthmark(self) -> str:
         self._birthmarks += 1
@@ -202,6 +242,19 @@ class Acquirer:
             except Undecided:
                 await asyncio.sleep(backoff_seconds(attempt, self._randomness))
         return await self._store.stamp(binding, birthmark=birthmark)
+
+
+async def note_identity(store: LogStore, bucket: int, desired: Record, node: Observation) -> bool:
+    """Note the identity that ``desired`` registers in the dataset itself; False if the dataset has another one by now.
+
+    The identity may change between the compare-and-set and the stamp: the process restarts, or its first replica
+    connects. Then the note is the only proof that this is the dataset that was registered.
+    """
+    if not needs_note(desired, bucket, node):
+        return True
+    seen = node.units.get(bucket, Unit()).generation
+    outcome = await store.note_replid(bucket, desired.replid, seen, desired.generation)
+    return outcome is Outcome.DONE
 
 
 def still_holds(binding: Binding, node: Observation) -> bool:
@@ -223,12 +276,16 @@ def has_no_birthmark(node: Observation, bucket: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """The result of ``adopt --force`` for one bucket; ``problem`` is empty if it succeeded."""
+    """The result of ``adopt --force`` for one bucket; ``problem`` is empty if it succeeded.
+
+    ``is_unnecessary``: the bucket was left alone, because brokers do not refuse it.
+    """
 
     bucket: int
     generation: int
     replid: str
     problem: str = ""
+    is_unnecessary: bool = False
 
 
 async def adopt_force(
@@ -257,16 +314,20 @@ async def adopt_force(
             node,
             records_every_grant=anchor.records_every_grant,
             single_node=single_node,
+            sharded=store.is_sharded,
         )
         unchanged = Forced(bucket, current.record.generation, current.record.replid)
         if not isinstance(verdict, Refuse):
-            return _problem(unchanged, "nothing to force: brokers can take this bucket as it is")
+            text = "nothing to force: brokers can take this bucket as it is"
+            return replace(unchanged, problem=text, is_unnecessary=True)
         if not node.is_primary:
-            return _problem(unchanged, "the store at hand is not a primary")
+            return _problem(unchanged, "the store that this broker reaches is not a primary")
         if has_no_birthmark(node, bucket):  # missing data is given up
-            await store.bear(bucket, operator)
+            await store.write_birthmark(bucket, operator)
             node = await store.observe([bucket])
         desired = forced(current.record, bucket, node, owner=operator)
+        if not await note_identity(store, bucket, desired, node):
+            continue
         # A broker that acquires the bucket between both readings would look like a loss: decide again.
         version = await anchor.compare_and_set(bucket, current.version, desired)
         if version is not None:

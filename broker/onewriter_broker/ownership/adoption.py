@@ -69,7 +69,7 @@ class Refuse:
 
 Verdict = SameDataset | FirstRegistration | Adopt | Refuse
 
-_FORCE = "`onewriter adopt --force` takes what is there, at the price of what is missing"
+_FORCE = "`onewriter adopt --force` accepts the present data; missing messages stay missing"
 
 
 def judge(
@@ -79,18 +79,20 @@ def judge(
     *,
     records_every_grant: bool,
     single_node: bool,
+    sharded: bool = False,
     remembered: int | None = None,
 ) -> Verdict:
     """Whether ``record`` and the dataset that ``node`` shows belong together.
 
     ``record`` must have been read before the node was observed. ``records_every_grant`` is the
     anchor's property. ``single_node``: exactly one store is configured, so that (without replicas)
-    no second branch of the dataset can exist. ``remembered``: the last granted ledger in the memory
+    no second branch of the dataset can exist. ``sharded``: the store is a cluster, in which a bucket may
+    move to another primary and back. ``remembered``: the last granted ledger in the memory
     of the bucket's continuing owner; None for other brokers.
     """
     unit = node.units.get(bucket, Unit())
     if not node.is_primary:
-        return Refuse(Reason.NOT_PRIMARY, "the store at hand is not a primary")
+        return Refuse(Reason.NOT_PRIMARY, "the store that this broker reaches is not a primary")
     if unit.format > FORMAT_VERSION:
         return Refuse(
             Reason.UNKNOWN_FORMAT,
@@ -125,13 +127,17 @@ def judge(
         )
     if node.replid == record.replid:
         return SameDataset()
-    if node.replid in record.past_replids:
+    names_registration = unit.generation == record.generation
+    is_back = sharded and names_registration  # its hash slot moved to another primary, and back
+    if node.replid in record.past_replids and not is_back:
         return Refuse(
             Reason.PAST_DATASET,
             f"the store shows an earlier dataset of bucket {bucket}, which was replaced: an old"
             f" primary? Connect to the present one, or {_FORCE}",
         )
-    is_descendant = node.previous_replid == record.replid or unit.generation == record.generation
+    # The server itself forgets its former identity when it restarts, or when its first replica connects.
+    was_registered = node.previous_replid == record.replid or unit.note == note_of(record)
+    is_descendant = was_registered or names_registration
     if is_descendant or (single_node and node.replicas == 0):
         is_reliable = records_every_grant or record.clean
         last_granted = last_known if is_reliable else remembered
@@ -142,6 +148,43 @@ def judge(
         f"the store's dataset does not descend from the one registered for bucket {bucket}:"
         f" connect to the right one, or {_FORCE}",
     )
+
+
+def is_moved(record: Record, node: Observation) -> bool:
+    """Whether an adopted dataset is another one than a promotion of the registered one: its process restarted, or
+    the hash slot moved.
+
+    Its replicas may not have the bucket's present record yet.
+    """
+    return record.generation > 0 and record.replid not in {node.replid, node.previous_replid}
+
+
+def note_of(record: Record) -> str:
+    """The note that a dataset has which was about to be registered with ``record`` (Unit.note).
+
+    It names the generation, because a dataset may be registered twice under the same identity. A copy from before
+    the second registration has only the first note.
+    """
+    return f"{record.replid}/{record.generation}"
+
+
+def needs_note(record: Record, bucket: int, node: Observation) -> bool:
+    """Whether a dataset that is registered with ``record`` would be taken for a foreign one if it changed its identity
+    before its stamp.
+    """
+    unit = node.units.get(bucket, Unit())
+    return unit.generation != record.generation and unit.note != note_of(record)
+
+
+def incomplete_since(record: Record, *, single_node: bool) -> int:
+    """The newest registration of a dataset that may lack acknowledged entries; 0: there is none.
+
+    A single node without copies has all of them, unless an administrator forced the adoption of another dataset, or the
+    end of its file is missing. Both registrations are in ``known_since``.
+    """
+    if record.generation == 1:
+        return 0
+    return record.known_since if single_node else record.generation
 
 
 def acquired(

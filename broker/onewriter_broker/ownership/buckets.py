@@ -29,7 +29,14 @@ from onewriter_broker.ownership.acquisition import (
 )
 from onewriter_broker.ownership.bucket_events import BucketEvents, LostReason, Refenced
 from onewriter_broker.ownership.held_bucket import BucketTaken, HeldBucket
-from onewriter_broker.ownership.placement import LiveView, expected, may_take, name_of, plan
+from onewriter_broker.ownership.placement import (
+    LiveView,
+    Targets,
+    expected,
+    may_take,
+    name_of,
+    plan,
+)
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 
 READS_MAX = 1_024
@@ -49,6 +56,15 @@ MOVING_SECONDS = 3.0
 
 DRAIN_SECONDS_MAX = 5.0
 """Time limit for draining the topics of a bucket before its release."""
+
+RECORD_SECONDS = 0.1
+"""Shortest interval in which a bucket's grants share one write to the anchor, if no producer's return depends on it."""
+
+RECORD_PAUSES = 4
+"""The pause is this many times as long as the last writes took, but at most RECORD_PAUSES * RECORD_SECONDS.
+
+So the anchor is not always busy.
+"""
 
 RECORD_SECONDS_MAX = 5.0
 """Look-ups use no older record of a foreign bucket."""
@@ -114,8 +130,11 @@ class BucketOwnership:
         self._refencing: dict[int, asyncio.Future[Refenced | None]] = {}
         self._low: set[int] = set()
         self._has_low = asyncio.Event()
+        self._unrecorded: set[int] = set()
+        self._has_unrecorded = asyncio.Event()
         self._reads = asyncio.Semaphore(READS_MAX)
         self._acquisitions = asyncio.Semaphore(ACQUISITIONS_MAX)
+        self._targets = Targets()
         self._is_leaving = False
         self._moving_until = 0.0
         self._held_reported = 0
@@ -148,6 +167,15 @@ class BucketOwnership:
         owner, view = name_of(known.record.owner), self._live_view()
         is_there = owner != name_of(self._me) if view is None else owner in view.alive
         return known.record.addresses if is_there else None
+
+    def other_owners(self) -> set[Addresses]:
+        """The addresses of the other brokers that own buckets by the records that were read last."""
+        none_or_mine = {"", name_of(self._me)}
+        return {
+            known.record.addresses
+            for _, known in self._records.values()
+            if name_of(known.record.owner) not in none_or_mine
+        }
 
     def waiting_reason(self, bucket: int) -> str:
         """The reason for which a bucket is not or not fully served here although it should be; empty if it is."""
@@ -201,6 +229,16 @@ class BucketOwnership:
         held = self._require(bucket)
         await self._changing(held, held.record_grant(ledger))
 
+    def note_grant(self, bucket: int, ledger: int) -> None:
+        """Record a grant soon, which ends no right of a producer that may return.
+
+        All grants of a bucket within 0.1 s to 0.4 s share one write (RECORD_SECONDS, RECORD_PAUSES).
+        """
+        held = self._held.get(bucket)
+        if held is not None and held.note_grant(ledger):
+            self._unrecorded.add(bucket)
+            self._has_unrecorded.set()
+
     async def confirm_record(self, bucket: int) -> None:
         """Check that a transition could be recorded; call it before a writer is stopped for one.
 
@@ -247,7 +285,7 @@ class BucketOwnership:
         if bucket in self._held:
             return self._held[bucket].holding
         acquisition = await self._acquirer.acquire(
-            bucket, lambda record: may_take(self._me, view, record)
+            bucket, lambda record: may_take(self._me, view.of(bucket), record)
         )
         if acquisition is None or self._is_leaving:
             return None
@@ -385,6 +423,7 @@ class BucketOwnership:
         """Follow the placement plan and refill ledger blocks, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._refill_low())
+            tasks.create_task(self._record_noted())
             while True:
                 is_expecting = await self.place_once(tasks)
                 try:
@@ -412,7 +451,7 @@ class BucketOwnership:
             for bucket, (read_at, versioned) in self._records.items()
             if read_at >= started_at
         }
-        todo = plan(self._me, view, records, self._held)
+        todo = plan(self._me, view, records, self._held, self._targets)
         if not self._busy and len(self._held) != self._held_reported:
             self._held_reported = len(self._held)
             _log.info("buckets.held", held=len(self._held), all=len(self._buckets))
@@ -429,7 +468,7 @@ class BucketOwnership:
                 if bucket not in self._busy and (waiting is None or waiting.retry_at <= _now()):
                     self._busy.add(bucket)
                     tasks.create_task(self._work(bucket, work))
-        return is_moving or expected(self._me, view, records)
+        return is_moving or expected(self._me, view, records, self._targets)
 
     async def _work(self, bucket: int, work: Callable[[int], Awaitable[None]]) -> None:
         """Run one action on a bucket; if anchor or store are unavailable, it is retried later."""
@@ -478,7 +517,7 @@ class BucketOwnership:
             if held is None:
                 self._unreadable[bucket] = str(error)
             else:  # continue: a holder needs the anchor for a transition only
-                held.doubt()
+                held.mark_stale()
             return
         self._unreadable.pop(bucket, None)
         self._records[bucket] = (read_at, current)
@@ -487,6 +526,38 @@ class BucketOwnership:
             return
         if current.version > held.version and not held.is_own(current.record):
             self._drop(held, LostReason.TAKEN)
+
+    async def _record_noted(self) -> None:
+        """Record the noted grants, at most once in each pause (RECORD_SECONDS, RECORD_PAUSES) for each bucket."""
+        attempts, written_seconds = 0, 0.0
+        while True:
+            await self._has_unrecorded.wait()
+            await asyncio.sleep(
+                max(RECORD_SECONDS, RECORD_PAUSES * min(written_seconds, RECORD_SECONDS))
+                + (attempts and backoff_seconds(attempts, self._randomness))
+            )
+            self._has_unrecorded.clear()
+            noted, self._unrecorded = sorted(self._unrecorded), set()
+            began_at = _now()
+            failures = await asyncio.gather(*(self._record_bucket(bucket) for bucket in noted))
+            written_seconds = _now() - began_at
+            attempts = attempts + 1 if any(failures) else 0
+
+    async def _record_bucket(self, bucket: int) -> bool:
+        """Record the newest grant of a bucket; whether that failed and is to be repeated."""
+        held = self._held.get(bucket)
+        if held is None or held.is_closing:
+            return False  # its release records the newest grant
+        try:
+            await self._changing(held, held.record_grant(held.granted))
+        except Unavailable as error:
+            if self._held.get(bucket) is not held or held.is_closing:
+                return False
+            _log.warning("bucket.grants_unrecorded", bucket=bucket, reason=str(error))
+            self._unrecorded.add(bucket)
+            self._has_unrecorded.set()
+            return True
+        return False
 
     async def _refill_low(self) -> None:
         """Reserve the next block of ledgers before the present one is used up."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 
 from onewriter_broker.ownership.buckets import BucketOwnership
-from onewriter_broker.ownership.membership import BEAT_SECONDS, Membership
+from onewriter_broker.ownership.member_observer import BEAT_SECONDS
+from onewriter_broker.ownership.membership import Membership
 
 NOTICE_SECONDS = 2 * BEAT_SECONDS
 """Pause between the announcement and the release, in which all brokers read the heartbeat."""

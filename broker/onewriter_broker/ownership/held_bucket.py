@@ -20,8 +20,9 @@ from onewriter_core.ids import NUMBER_MAX
 UPDATE_ATTEMPTS_MAX = 5
 """Compare-and-set attempts of one change before it is postponed."""
 
-REFILL_BELOW = LEDGERS_PER_BLOCK // 2
-"""If fewer ledgers are left, the next block should be reserved."""
+BLOCK_MAX = 1_024
+"""Ledgers of the largest block. A block that is used up before the next one is reserved doubles the size of the next
+ones, because each block costs two syncs of the disk."""
 
 
 class BucketTaken(Unavailable):
@@ -39,6 +40,7 @@ class HeldBucket:
         """This broker has begun a newer registration: this one is valid again only if the record names it."""
         self._record = acquisition.current.record
         self._ranges = [acquisition.ledgers]
+        self._block = LEDGERS_PER_BLOCK
         self._newest_ledger = 0
         self._granted = acquisition.last_ledger
         self._is_stale = False
@@ -63,7 +65,11 @@ class HeldBucket:
     @property
     def is_low(self) -> bool:
         """Whether the next block should be reserved."""
-        return sum(len(ledgers) for ledgers in self._ranges) < REFILL_BELOW
+        return self._left < self._block // 2
+
+    @property
+    def _left(self) -> int:
+        return sum(len(ledgers) for ledgers in self._ranges)
 
     def names(self, record: Record) -> bool:
         """Whether ``record`` still gives the bucket to this acquisition."""
@@ -92,15 +98,20 @@ class HeldBucket:
         async with self._lock:
             if not self.is_low:
                 return
-            if self._record.ledger_high_water > NUMBER_MAX - LEDGERS_PER_BLOCK:
+            size = self._block if self._left else min(2 * self._block, BLOCK_MAX)
+            if self._record.ledger_high_water > NUMBER_MAX - size:
                 raise Unavailable(f"bucket {self.bucket} has used up its ledger numbers")
             record = await self._update(
-                lambda record: replace(
-                    record, ledger_high_water=record.ledger_high_water + LEDGERS_PER_BLOCK
-                )
+                lambda record: replace(record, ledger_high_water=record.ledger_high_water + size)
             )
             last = record.ledger_high_water
-            self._ranges.append(range(last - LEDGERS_PER_BLOCK + 1, last + 1))
+            self._ranges.append(range(last - size + 1, last + 1))
+            self._block = size
+
+    def note_grant(self, ledger: int) -> bool:
+        """Remember a grant. Returns whether the anchor still has to record it."""
+        self._granted = max(self._granted, ledger)
+        return self._anchor.records_every_grant and self._record.last_ledger < ledger
 
     async def record_grant(self, ledger: int) -> None:
         """Record a grant in the anchor, if the anchor requires it; concurrent grants share a write.
@@ -108,7 +119,7 @@ class HeldBucket:
         Raises BucketTaken or Unavailable; then the grant must not be answered.
         """
         if self.is_closing:
-            raise Unavailable(f"bucket {self.bucket} is on its way to another broker")
+            raise Unavailable(f"bucket {self.bucket} is moving to another broker; retry later")
         self._granted = max(self._granted, ledger)
         if not self._anchor.records_every_grant:
             return
@@ -116,14 +127,14 @@ class HeldBucket:
             if self._is_stale or self._record.last_ledger < ledger:
                 await self._update(lambda record: replace(record, last_ledger=self._granted))
 
-    def doubt(self) -> None:
-        """The record could not be read: the next change reads it again first."""
+    def mark_stale(self) -> None:
+        """Let the next change read the record again first, because it could not be read now."""
         self._is_stale = True
 
     async def confirm(self) -> None:
-        """Check that a grant can be recorded; returns immediately if that is not in doubt.
+        """Check that a grant can be recorded, unless the record is known to be current.
 
-        Raises BucketTaken or Unavailable; then no writer should be stopped.
+        Raises BucketTaken or Unavailable; then the caller should stop no writer.
         """
         if not self._anchor.records_every_grant:
             return
@@ -178,4 +189,6 @@ class HeldBucket:
                 self.version, self._record = version, desired
                 self._is_stale = False
                 return desired
-        raise Unavailable(f"the record of bucket {self.bucket} keeps changing")
+        raise Unavailable(
+            f"the record of bucket {self.bucket} in the anchor changed {UPDATE_ATTEMPTS_MAX} times; retry later"
+        )

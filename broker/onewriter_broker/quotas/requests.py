@@ -12,7 +12,7 @@ from typing import Final
 
 from onewriter_broker.quotas.book import Quota, QuotaBook
 
-GO_ON_BELOW: Final = 0.5
+RESUME_BELOW: Final = 0.5
 """Waiting connections continue below this share of the quota."""
 
 
@@ -31,9 +31,9 @@ class RequestsInFlight:
     def end(self, subject: str) -> None:
         """Count one request less, and let waiting connections continue if there is room again."""
         self._used[subject] -= 1
-        if subject in self._waiting and self._used[subject] <= self._limit * GO_ON_BELOW:
-            for go_on in list(self._waiting.pop(subject)):
-                go_on()
+        if subject in self._waiting and self._used[subject] <= self._limit * RESUME_BELOW:
+            for resume in list(self._waiting.pop(subject)):
+                resume()
         if not self._used[subject]:
             del self._used[subject]
 
@@ -41,16 +41,16 @@ class RequestsInFlight:
         """Whether the subject may begin another request."""
         return not self._limit or self._used[subject] < self._limit
 
-    def wait(self, subject: str, go_on: Callable[[], None]) -> None:
-        """Call ``go_on`` once when there is room again."""
-        if go_on not in self._waiting.setdefault(subject, {}):
+    def wait(self, subject: str, resume: Callable[[], None]) -> None:
+        """Call ``resume`` once when there is room again."""
+        if resume not in self._waiting.setdefault(subject, {}):
             self._quotas.refused[Quota.REQUESTS_PER_SUBJECT] += 1
-            self._waiting[subject][go_on] = None
+            self._waiting[subject][resume] = None
 
-    def leave(self, subject: str, go_on: Callable[[], None]) -> None:
+    def leave(self, subject: str, resume: Callable[[], None]) -> None:
         """Stop waiting, because the connection is closed."""
         waiting = self._waiting.get(subject, {})
-        waiting.pop(go_on, None)
+        waiting.pop(resume, None)
         if not waiting:
             self._waiting.pop(subject, None)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.appender import AppendPath
 from onewriter_broker.log.store.api import Binding, Durability, LogStore, Outcome
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
@@ -61,7 +61,7 @@ class ResourceDependencies:
     """What all resource buckets of a broker share. ``promises``: durabilities that the store can provide now."""
 
     store: LogStore
-    appender: Appender
+    appender: AppendPath
     ownership: BucketsOwned
     spawn: Callable[[Coroutine[object, object, None]], object]
     now: Callable[[], float]

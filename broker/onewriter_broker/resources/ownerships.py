@@ -14,7 +14,11 @@ import structlog
 
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import LostReason
-from onewriter_broker.resources.dependencies import SECONDS_PER_DAY, ResourceDependencies
+from onewriter_broker.resources.dependencies import (
+    SECONDS_PER_DAY,
+    ResourceDependencies,
+    ResourceLimits,
+)
 from onewriter_broker.resources.records import OwnerEnd, OwnershipRecord
 from onewriter_broker.resources.resource_bucket import ResourceBucket
 from onewriter_broker.topic.dependencies import TopicDependencies
@@ -76,8 +80,14 @@ class Ownerships:
     """
 
     def __init__(
-        self, topics: Topics, buckets: int, kept_days: float, may_drop: Callable[[], bool]
+        self,
+        topics: Topics,
+        buckets: int,
+        kept_days: float,
+        may_drop: Callable[[], bool],
+        limits: ResourceLimits = ResourceLimits(),
     ) -> None:
+        self._limits = limits
         self.statistics = OwnershipStatistics()
         self._topics = topics
         self._buckets = buckets
@@ -101,6 +111,7 @@ class Ownerships:
             deposed=self._close_readers,
             kept_seconds=self._kept_seconds,
             may_drop=self._may_drop,
+            limits=self._limits,
         )
 
     # ------------------------------------------------------------ BucketEvents
@@ -242,21 +253,21 @@ def _reader_refusal(
     entry: OwnershipRecord, group: str, properties: Mapping[str, str], end: OwnerEnd, now: float
 ) -> Refused | None:
     current = entry.current(now)
-    asked = properties.get(GENERATION_PROPERTY)
-    if asked is None:
+    requested = properties.get(GENERATION_PROPERTY)
+    if requested is None:
         text = f"group {group} owns its topics: subscribe with the property {GENERATION_PROPERTY}"
         return Refused(ServerError.NOT_ALLOWED_ERROR, text)
-    if asked != str(current.generation):
-        text = f"generation {asked[:20]} does not read for group {group}: the current one is"
+    if requested != str(current.generation):
+        text = f"generation {requested[:20]} does not read for group {group}: the current one is"
         return Refused(ServerError.PRODUCER_FENCED, f"{text} {current.generation}")
     nonce = properties.get(NONCE_PROPERTY, "")
     is_owners = current.owner is not None and nonce != "" and nonce == current.owner.nonce
     if entry.end is end or (current.is_owned and is_owners):
         return None
     if is_owners:
-        text = f"the owner of generation {asked} of group {group} has not come back yet"
+        text = f"the owner of generation {requested} of group {group} has not come back yet"
         return Refused(ServerError.SERVICE_NOT_READY, text)
-    text = f"generation {asked} of group {group} is not owned by this connection"
+    text = f"generation {requested} of group {group} is not owned by this connection"
     return Refused(ServerError.NOT_ALLOWED_ERROR, text)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from onewriter_broker.log.store.api import Binding, Durability, EpochStatus, Guard, Outcome
-from onewriter_broker.log.topic_log.guards import has_space, no_space
+from onewriter_broker.log.topic_log.guards import has_space, too_many_floors
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Fenced, Unavailable, Undecided
-from onewriter_core.topic.lookups import is_changing_hands, tenure_of
+from onewriter_core.topic.lookups import is_ownership_ending, tenure_of
 from onewriter_core.topic.model import Topic
 
 _Answer = TypeVar("_Answer")
@@ -52,7 +52,7 @@ async def raise_floor(topic_log: TopicLog, guard: Guard, prove: Prove) -> None:
     field = guard.floor_field
     floors_max = topic_log.limits.floors_max
     if not has_space(topic_log.state, guard, floors_max):
-        raise no_space(topic_log.name, floors_max)
+        raise too_many_floors(topic_log.name, floors_max)
 
     def ask(binding: Binding, token: str) -> Awaitable[Outcome]:
         topic_log.note_floor(guard)
@@ -88,7 +88,7 @@ def leads(topic: Topic, partition: int, epoch: int) -> bool:
     tenure = None if found is None else tenure_of(found)
     if found is None or tenure is None or topic.is_closed:
         return False
-    return tenure.epoch == epoch and not is_changing_hands(topic, found)
+    return tenure.epoch == epoch and not is_ownership_ending(topic, found)
 
 
 def check_epoch(topic: Topic, partition: int, epoch: int) -> None:
@@ -101,7 +101,7 @@ def check_epoch(topic: Topic, partition: int, epoch: int) -> None:
     if leads(topic, partition, epoch):
         return
     found = topic.partition(partition)
-    if found is not None and is_changing_hands(topic, found):
+    if found is not None and is_ownership_ending(topic, found):
         raise Unavailable("the holder of the topic is changing; retry later")
     current = 0 if found is None else found.epoch
     text = (

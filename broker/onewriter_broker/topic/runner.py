@@ -19,7 +19,7 @@ import structlog
 from onewriter_broker.log.store.api import BrokenKey
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.dependencies import TopicDependencies
-from onewriter_broker.topic.fencing import Fencing
+from onewriter_broker.topic.fencing import Fencing, LogBefore
 from onewriter_broker.topic.history.presence import ending_of, note
 from onewriter_broker.topic.history.topic_history import TopicHistory
 from onewriter_broker.topic.producers.deduplication import Deduplications
@@ -54,16 +54,16 @@ from onewriter_core.topic.events import (
     ProducerRequested,
     Unloaded,
 )
-from onewriter_core.topic.lookups import tenure_of
+from onewriter_core.topic.lookups import tenure_of, with_ending
 from onewriter_core.topic.machine import next_deadline, step
 from onewriter_core.topic.model import (
-    Departure,
     Ending,
     Partition,
     Purpose,
     Reserved,
     Tenure,
     Topic,
+    TransitionCause,
     Vacant,
 )
 
@@ -125,7 +125,7 @@ class TopicRunner:
         self.history = TopicHistory(name, bucket, logs, dependencies, spawn)
         self._dependencies = dependencies
         self._fencing = Fencing(
-            name, bucket, logs, dependencies, self.history.audit, self._sequences
+            name, bucket, logs, dependencies, self.history.report, self._sequences
         )
         self._mailbox: list[Event] = []
         self._is_stepping = False
@@ -179,15 +179,19 @@ class TopicRunner:
     async def open(self, partitions: tuple[Partition, ...]) -> tuple[Partition, ...] | None:
         """Fence the logs of partitions that this broker begins to serve. None: the bucket is lost.
 
-        Raises Unavailable if no ledger can be reserved, BrokenKey if a key is unusable, Undecided if the
+        The audit has the range at risk of each log that may lack acknowledged entries. Raises Unavailable if no
+        ledger can be reserved or that record is refused, BrokenKey if a key is unusable, Undecided if the
         log cannot be read.
         """
         tenures = tuple((partition.number, _tenure(partition)) for partition in partitions)
         numbers = tuple(partition.number for partition in partitions)
-        effect = Fence(0, Purpose.REFENCE, numbers, None, Departure.MOVED, (), tenures, (), None)
+        effect = Fence(
+            0, Purpose.REFENCE, numbers, None, TransitionCause.MOVED, (), tenures, (), None
+        )
         ledger = await self._dependencies.ownership.reserve_ledger(self.bucket)
         known = {partition.number: partition for partition in partitions}
         stored = [number for number in numbers if self.logs[number].exists]
+        before = {number: LogBefore.of(self.logs[number]) for number in stored}
         endings: dict[int, Ending | None] = {}
         opened = await self._fencing.write_markers(effect, known, ledger, flush=False)
         if opened is None:
@@ -197,11 +201,14 @@ class TopicRunner:
         for number in stored:
             await self._fencing.read_state(self.logs[number])
         for number in numbers:
-            last_block_ms = await self._fencing.remember_end(self.logs[number])
+            end = await self._fencing.remember_end(self.logs[number])
+            if number in before:
+                await self._fencing.report_risk(self.logs[number], before[number], end)
+            absence = known[number].absence
             endings[number] = ending_of(
                 self.logs[number].state,
-                known[number].vacant_since,
-                last_block_ms,
+                None if absence is None else absence.since,
+                None if end is None else end.time_ms,
                 fenced_at,
                 wall_ms,
             )
@@ -211,7 +218,7 @@ class TopicRunner:
             ].serve_seconds:  # the former broker may have assured the holder just before
                 self._assured_at[number] = self._dependencies.now()
         return tuple(
-            replace(partition, ledger=opened, is_open=True, ending=endings[partition.number])
+            with_ending(replace(partition, ledger=opened, is_open=True), endings[partition.number])
             for partition in partitions
         )
 
@@ -222,11 +229,14 @@ class TopicRunner:
         if any(
             partition.epoch for partition in partitions
         ):  # otherwise the topic never had a holder
-            self.spawn(self.history.recall())
+            self._dependencies.recalls.add(self.bucket, self._recall)
+
+    async def _recall(self) -> None:
+        await self.guarded(self.history.recall())
 
     def refence_where_refused(self) -> None:
         """Open the next ledger if writes were rejected although this broker still owns bucket and dataset."""
-        if any(topic_log.was_refused for topic_log in self.logs.values()):
+        if any(topic_log.needs_comparison for topic_log in self.logs.values()):
             self.dataset_changed()
 
     def post(self, event: Event) -> None:
@@ -254,7 +264,7 @@ class TopicRunner:
         if self._queue_notices is not None:
             self._queue_notices.schedule()
         if self.topic.pending_fence is None:
-            note(self.topic, self.logs, self._dependencies, self.spawn)
+            note(self.topic, self.logs, self._dependencies, self.guarded, self.bucket)
         self._dependencies.changed(self.name)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -263,11 +273,12 @@ class TopicRunner:
         Work for one request handles unexpected errors itself until it changes the topic. From then on it
         runs in ``changing``.
         """
-        task = self._dependencies.spawn(self._guarded(work))
+        task = self._dependencies.spawn(self.guarded(work))
         task.add_done_callback(lambda _task: work.close())  # cancelled before its first step
         return task
 
-    async def _guarded(self, work: Coroutine[object, object, None]) -> None:
+    async def guarded(self, work: Coroutine[object, object, None]) -> None:
+        """Run work of this topic. An unexpected error closes the topic, and is not raised."""
         try:
             await work
         except BrokenKey as broken:
@@ -298,12 +309,12 @@ class TopicRunner:
             log.info("fence.stale", topic=str(self.name), answer=event)  # unloaded meanwhile
             return
         if may_promote(self.topic, event):
-            self._tell_loads()
+            self._report_loads()
         self._do(event)
         if isinstance(event, PolicyChanged) and may_promote(self.topic, event):
-            self._tell_loads()
+            self._report_loads()
 
-    def _tell_loads(self) -> None:
+    def _report_loads(self) -> None:
         """Give the machine the number of other topics that each waiter's host leads."""
         hosts = (waiter.host for waiter in self.topic.queue)
         loads = self._dependencies.loads.elsewhere(str(self.name), hosts)
@@ -326,7 +337,8 @@ class TopicRunner:
 
     def _tick(self) -> None:
         self._timer = None
-        self.post(ClockTicked(self._dependencies.now()))
+        resumable_until = self._dependencies.resumable_until(self.bucket) or 0.0
+        self.post(ClockTicked(self._dependencies.now(), resumable_until))
 
     def request(self, producer: Producer) -> None:
         """Handle a producer's request for the topic. The answer goes through its channel."""
@@ -334,7 +346,9 @@ class TopicRunner:
         producer.since_ms = self._dependencies.wall_ms()
         self.post(ProducerRequested(producer.request, self._dependencies.now()))
 
-    def gone(self, producer: Producer, departure: Departure, heard_at: float | None = None) -> None:
+    def gone(
+        self, producer: Producer, cause: TransitionCause, heard_at: float | None = None
+    ) -> None:
         """Handle the departure of a producer or waiter, or the loss of its connection.
 
         ``heard_at``: its last sign of life. None: the last byte of its connection, or for a producer that was
@@ -342,9 +356,9 @@ class TopicRunner:
         """
         registration, now = producer.request.registration, self._dependencies.now()
         if heard_at is None:
-            heard_at = now if departure is Departure.CLOSED else producer.channel.last_inbound
+            heard_at = now if cause is TransitionCause.CLOSED else producer.channel.last_inbound
         if self._topic_producers.stop(registration) is not None:
-            self.post(ProducerGone(registration, departure, now, heard_at))
+            self.post(ProducerGone(registration, cause, now, heard_at))
 
     async def administer(self, event: Event, identifier: str) -> Answer:
         """Post an administrator's request and wait for its answer.
@@ -369,7 +383,7 @@ class TopicRunner:
     def dataset_changed(self) -> None:
         """Handle a failover of the store: nothing is appended until every log is fenced again."""
         for topic_log in self.logs.values():
-            topic_log.stop_writes(was_refused=True)
+            topic_log.stop_writes(compare=True)
         # This broker made or read every grant since it acquired the bucket, so it knows all of them.
         self.post(DatasetChanged(grants_known=True, now=self._dependencies.now()))
 
@@ -422,7 +436,7 @@ class TopicRunner:
                 refused = self._topic_producers.stop(registration)
                 if refused is not None:
                     refused.channel.producer_refused(refused, code, message)
-            case Close(registration, departure):
+            case Close(registration, cause):
                 closed = self._topic_producers.stop(registration)
                 if closed is not None:
                     log.info(
@@ -430,12 +444,12 @@ class TopicRunner:
                         topic=str(self.name),
                         producer=closed.name,
                         address=closed.request.address,
-                        cause=departure.value,
+                        cause=cause.value,
                     )
                     if closed.is_answered:
                         closed.channel.producer_closed(closed)
                     else:  # a client that waits for an answer does not understand CLOSE_PRODUCER
-                        text = "the topic changed hands before this producer was ready"
+                        text = "the holder of the topic changed before this producer was ready"
                         code = ServerError.SERVICE_NOT_READY
                         closed.channel.producer_refused(closed, code, text)
             case Probe(registration):
@@ -489,13 +503,13 @@ class TopicRunner:
             producer.is_stopped = True
         stopped_at = self._dependencies.now()
         heard_at = max((each.channel.last_inbound for each in stopped), default=None)
-        changes_hands = effect.purpose in {Purpose.GRANT, Purpose.DEPOSE}
-        if changes_hands:
+        begins_epoch = effect.purpose in {Purpose.GRANT, Purpose.DEPOSE}
+        if begins_epoch:
             for partition in effect.partitions:
                 self.logs[partition].refuse_waiting()
         partitions = {partition.number: partition for partition in self.topic.partitions}
         opened = await self._fencing.write_markers(
-            effect, partitions, ledger, flush=not changes_hands
+            effect, partitions, ledger, flush=not begins_epoch
         )
         if opened is None:
             return  # the bucket is lost: the topic is being unloaded

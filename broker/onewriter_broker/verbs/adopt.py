@@ -14,8 +14,9 @@ from pathlib import Path
 
 import click
 
+from onewriter_broker.local.cluster import stored_cluster
 from onewriter_broker.local.datadir import DirectoryLock
-from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings, EmbeddedStore
 from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.ownership.acquisition import Forced, adopt_force
@@ -56,7 +57,10 @@ To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)"""
 @click.option(
     "--redis-url", callback=without_password, help="URL of the store; default: the embedded one."
 )
-@click.option("--redis-sentinels", help="host:port,... of Sentinels that know the primary.")
+@click.option(
+    "--redis-sentinels",
+    help="host:port,... of Sentinels that know the primary; rediss://host:port,... for TLS.",
+)
 @click.option("--redis-sentinel-master", help="Name of the primary at the Sentinels.")
 @output_option("table", "json")
 @click.pass_context
@@ -81,7 +85,7 @@ def adopt(
         click.echo(EXPLANATION)
         context.exit(2)
     if (bucket is None) == (not every):
-        raise ConfigurationError("say which: either --bucket N or --all")
+        raise ConfigurationError("give either --bucket N or --all")
     if not reason.strip() or len(reason) > REASON_LENGTH_MAX:
         raise ConfigurationError(f"--reason is needed, with at most {REASON_LENGTH_MAX} characters")
     given = {name: value for name, value in options.items() if value is not None}
@@ -95,16 +99,23 @@ def adopt(
     results = asyncio.run(_adopt(settings, list(buckets), reason.strip()))
     forced = [result for result in results if not result.problem]
     if output == "json":
-        tables.as_json({"buckets": [asdict(result) for result in results]})
+        tables.as_json({"buckets": [_row(result) for result in results]})
     else:
         for result in results:
-            if result.problem and every and result.problem.startswith("nothing to force"):
+            if every and result.is_unnecessary:
                 continue
-            said = result.problem or f"adopted, registration {result.generation}"
-            click.echo(f"bucket {result.bucket}: {said}")
+            message = result.problem or f"adopted, registration {result.generation}"
+            click.echo(f"bucket {result.bucket}: {message}")
         click.echo(f"{len(forced)} of {len(results)} buckets adopted")
-    failed = [r for r in results if r.problem and not r.problem.startswith("nothing to force")]
+    failed = [result for result in results if result.problem and not result.is_unnecessary]
     context.exit(1 if failed or (bucket is not None and not forced) else 0)
+
+
+def _row(result: Forced) -> dict[str, object]:
+    """The fields of a result that ``--output json`` shows."""
+    row = asdict(result)
+    del row["is_unnecessary"]
+    return row
 
 
 async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Forced]:
@@ -155,14 +166,16 @@ async def reachable(settings: Settings) -> AsyncIterator[Settings]:
         return
     try:
         directory = settings.data_dir / "valkey"
-        if not directory.is_dir():
+        cluster = stored_cluster(settings.data_dir)
+        if cluster is None and not directory.is_dir():
             raise ConfigurationError(
-                f"{settings.data_dir} has no embedded store: name the one it belongs to, --redis-url"
+                f"{settings.data_dir} has no embedded store: name its store with --redis-url"
             )
-        server = EmbeddedServer(EmbeddedSettings(directory))
+        server: EmbeddedStore = cluster or EmbeddedServer(EmbeddedSettings(directory))
         await server.start()
         try:
-            yield settings.model_copy(update={"redis_url": server.url, "redis_is_alone": True})
+            changes = {"redis_url": server.url, "redis_is_alone": cluster is None}
+            yield settings.model_copy(update=changes)
         finally:
             await server.stop()
     finally:

@@ -52,7 +52,7 @@ def ownerships(
         answers, is_whole = _each(
             urls, reach, lambda broker: broker.delete(_PATH, group=group, resource=resource)
         )
-        _tell_dropped(answers, output)
+        _print_dropped(answers, output)
     else:
         answers, is_whole = _each(urls, reach, lambda broker: _listed(broker, group))
         rows = [row for answer in answers for row in answer["ownerships"]]
@@ -109,7 +109,7 @@ def _print(rows: list[Json], resource: str | None, output: str) -> None:
         tables.ownerships(rows)
 
 
-def _tell_dropped(answers: list[Json], output: str) -> None:
+def _print_dropped(answers: list[Json], output: str) -> None:
     dropped = sum(answer["dropped"] for answer in answers)
     kept = sum(answer["kept"] for answer in answers)
     if output == "json":

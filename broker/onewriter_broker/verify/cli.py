@@ -17,7 +17,9 @@ from pathlib import Path
 import click
 from pydantic import ValidationError
 
-from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
+from onewriter_broker.local.cluster import stored_cluster
+from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings, EmbeddedStore
+from onewriter_broker.log.store.redis.primary import is_cluster_url
 from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.process import redis_settings
@@ -65,7 +67,8 @@ def verify_command(
     """Check the stored log and audit of TOPIC, or every log with --all.
 
     Exit code 0: all predicates hold that log and audit can prove. 1: a violation; the positions are
-    listed. 3: the store did not answer. What only a client's own history can prove (which
+    listed. 2: wrong usage. 3: the store did not answer. (`onewriter-pipeline audit`
+    reports a violation with 2.) What only a client's own history can prove (which
     messages were acknowledged, what was read) is not checked here: docs/invariants.md.
     """
     if everything == (topic is not None):
@@ -121,15 +124,19 @@ async def _store(settings: Settings) -> AsyncIterator[RedisLogStore]:
     """The store. An embedded server that is not running is started for the time of the check."""
     store = RedisLogStore(redis_settings(settings))
     directory = settings.data_dir.absolute() / "valkey"
-    server = None
+    server: EmbeddedStore | None = None
     try:
         try:
-            await store.observe([])
+            await store.observe_shards()
         except Undecided:
-            if not settings.redis_url.startswith("unix://") or not directory.is_dir():
+            cluster = (
+                stored_cluster(settings.data_dir) if is_cluster_url(settings.redis_url) else None
+            )
+            is_embedded = settings.redis_url.startswith("unix://") and directory.is_dir()
+            if cluster is None and not is_embedded:
                 raise
             click.echo("onewriter: the embedded server is not running; starting it", err=True)
-            server = EmbeddedServer(EmbeddedSettings(directory))
+            server = cluster or EmbeddedServer(EmbeddedSettings(directory))
             await server.start()
             await store.close()
             store = RedisLogStore(

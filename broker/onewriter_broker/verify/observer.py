@@ -57,18 +57,22 @@ class LogObserver:
     def _entries(self, block: Block) -> Iterator[Fact]:
         ledger, number = block.position
         for payload in payloads(block):
-            said = _summary(payload)
-            if said is None:
+            summary = _summary(payload)
+            if summary is None:
                 yield Unreadable(1)
             else:
                 numbers = Numbers(
-                    number, said.sequence_id, said.chunk_id or 0, said.publish_time_ms, said.uuid
+                    number,
+                    summary.sequence_id,
+                    summary.chunk_id or 0,
+                    summary.publish_time_ms,
+                    summary.uuid,
                 )
-                yield WriterRun(ledger, said.producer_name, numbers, numbers)
+                yield WriterRun(ledger, summary.producer_name, numbers, numbers)
                 yield Fingerprint(
                     Position(ledger, number),
-                    said.producer_name,
-                    said.sequence_id,
+                    summary.producer_name,
+                    summary.sequence_id,
                     entry_checksum(payload),
                 )
             number += 1
@@ -77,8 +81,10 @@ class LogObserver:
         """The entries of a publish name its app and version."""
         ledger, number = block.position
         for payload in payloads(block):
-            said = _summary(payload)
-            if said is None or (said.producer_name, said.sequence_id) != publish_of(block.publish):
+            summary = _summary(payload)
+            if summary is None or (summary.producer_name, summary.sequence_id) != publish_of(
+                block.publish
+            ):
                 yield Finding(
                     self._log,
                     "S15",

@@ -43,7 +43,7 @@ local words = ready.reason .. ": " .. ready.message
 if ready.status == "True" then
   return result("Healthy", ready.message)
 end
--- What nobody can judge, and what is on its way, is no fault yet.
+-- A status that is unknown or in progress is not a fault.
 if ready.status == "Unknown" or holds("Reconciling") then
   return result("Progressing", words)
 end

@@ -95,6 +95,25 @@ capabilities:
 {{- end }}
 {{- end -}}
 
+{{/* Whether the installed store is a cluster: "true" or empty. */}}
+{{- define "onewriter.hasCluster" -}}
+{{- $external := .Values.externalStore -}}
+{{- if and (gt (int .Values.store.shards) 1) (not (or $external.url $external.sentinels)) }}true{{ end -}}
+{{- end -}}
+
+{{/* The StatefulSets of the installed store, as a JSON list. */}}
+{{- define "onewriter.storeSets" -}}
+{{- $name := printf "%s-valkey" (include "onewriter.fullname" .) -}}
+{{- $found := list $name -}}
+{{- if include "onewriter.hasCluster" . -}}
+{{- $found = list -}}
+{{- range until (int .Values.store.shards) -}}
+{{- $found = append $found (printf "%s-%d" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- $found | toJson -}}
+{{- end -}}
+
 {{/* The operator's configuration file. */}}
 {{- define "onewriter.configuration" -}}
 {{- $brokers := deepCopy .Values.brokers -}}
@@ -106,6 +125,9 @@ capabilities:
 {{- if .Values.spark.retention.trim.enabled -}}
 {{- $pipelines = append $pipelines (printf "%s-trim" $account) -}}
 {{- end -}}
+{{- if .Values.spark.verification.enabled -}}
+{{- $pipelines = append $pipelines (printf "%s-verify" $account) -}}
+{{- end -}}
 {{- $_ := set $brokers "access" (set $access "pipelines" $pipelines) -}}
 {{- end -}}
 {{- $operator := pick .Values.operator "namespaces" "resyncSeconds" "concurrency" "lease" "leaderServices" "podDeletion" -}}
@@ -113,7 +135,11 @@ capabilities:
 {{- $_ := set $operator "brokerCaFile" "/etc/onewriter/broker-ca/ca.crt" -}}
 {{- end -}}
 {{- $image := dict "reference" (include "onewriter.image" .) "pullPolicy" .Values.image.pullPolicy "pullSecrets" .Values.image.pullSecrets -}}
-{{- dict "release" (include "onewriter.fullname" .) "namespace" .Release.Namespace "version" .Chart.AppVersion "clusterDomain" .Values.clusterDomain "image" $image "brokers" $brokers "valkey" .Values.valkey "externalStore" .Values.externalStore "quotas" .Values.quotas "networkPolicies" .Values.networkPolicies "tenancy" .Values.tenancy "operator" $operator "sidecar" .Values.sidecar | toYaml -}}
+{{- $store := dict -}}
+{{- if gt (int .Values.store.shards) 1 -}}
+{{- $store = dict "store" .Values.store -}}
+{{- end -}}
+{{- dict "release" (include "onewriter.fullname" .) "namespace" .Release.Namespace "version" .Chart.AppVersion "clusterDomain" .Values.clusterDomain "image" $image "brokers" $brokers "valkey" .Values.valkey "externalStore" .Values.externalStore "quotas" .Values.quotas "networkPolicies" .Values.networkPolicies "tenancy" .Values.tenancy "operator" $operator "sidecar" .Values.sidecar | merge $store | toYaml -}}
 {{- end -}}
 
 {{/* Scheduling of a pod, by a section of the values: (dict "values" SECTION). With "selector" (a

@@ -73,7 +73,7 @@ class Link:
             raise
         if not self.is_open:
             self.withdraw()
-            raise Unavailable("closed again at once")
+            raise Unavailable("the broker closed the consumer immediately")
 
     def flow(self, permits: int) -> None:
         """Give the broker permits for this number of messages."""

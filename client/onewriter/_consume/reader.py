@@ -79,7 +79,7 @@ class Reader(MessageSource):
         self.options = options
         self._timer: asyncio.TimerHandle | None = None
         self._place = _Place(
-            topic, options, start, is_inclusive=is_inclusive, on_passed=self._told_later
+            topic, options, start, is_inclusive=is_inclusive, on_passed=self._report_later
         )
         stream = Stream(
             topic,
@@ -93,7 +93,7 @@ class Reader(MessageSource):
         super().__init__(topic, stream)
         spawn(stream.run())
 
-    # ------------------------------------------------------------ what it is
+    # ------------------------------------------------------------ state
 
     @property
     def position(self) -> MessageId | None:
@@ -138,7 +138,7 @@ class Reader(MessageSource):
 
     # ------------------------------------------------------------ reports to the broker
 
-    def _told_later(self) -> None:
+    def _report_later(self) -> None:
         """Schedule the report of the position, by which the broker detects a reader at the end of the topic."""
         if self._timer is None:
             loop = asyncio.get_running_loop()

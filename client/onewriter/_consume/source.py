@@ -6,7 +6,6 @@ the queue are in _consume/stream.py.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 from onewriter._consume.stream import Stream
@@ -94,10 +93,5 @@ class MessageSource:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

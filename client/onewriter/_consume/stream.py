@@ -235,7 +235,7 @@ class Stream:
                 epoch = self.epoch
                 await link.redeliver(epoch if self._role.keeps_order else None)
             if not link.is_open or place != self._places:
-                raise Unavailable("closed again at once")
+                raise Unavailable("the broker closed the consumer immediately")
         except BaseException:
             link.withdraw()
             raise

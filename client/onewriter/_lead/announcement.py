@@ -68,7 +68,9 @@ class LeaderInfo:
         try:
             encoded = json.dumps(content).encode()
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"a leader's metadata is JSON or bytes: {error}") from error
+            kind = type(self.metadata).__name__
+            text = f"a leader's metadata must be a JSON value or bytes, not this {kind}: {error}"
+            raise ConfigurationError(text) from error
         return Announcement(
             encoded,
             LEADER_KEY,
@@ -86,18 +88,18 @@ def leader_in(properties: Mapping[str, str], content: bytes) -> LeaderInfo | Non
     if not is_announcement(properties):
         return None
     try:
-        said = json.loads(content)
-        metadata = said.get("resumeInfo")
-        if "resumeInfoBase64" in said:
-            metadata = base64.b64decode(said["resumeInfoBase64"], validate=True)
+        document = json.loads(content)
+        metadata = document.get("resumeInfo")
+        if "resumeInfoBase64" in document:
+            metadata = base64.b64decode(document["resumeInfoBase64"], validate=True)
         return LeaderInfo(
-            topic=str(said["topic"]),
-            epoch=int(said["epoch"]),
-            identity=str(said["identity"]),
-            host=str(said.get("host", "")),
-            priority=int(said.get("priority", 0)),
-            producer_name=str(said.get("producerName", "")),
-            at=str(said.get("at", "")),
+            topic=str(document["topic"]),
+            epoch=int(document["epoch"]),
+            identity=str(document["identity"]),
+            host=str(document.get("host", "")),
+            priority=int(document.get("priority", 0)),
+            producer_name=str(document.get("producerName", "")),
+            at=str(document.get("at", "")),
             metadata=metadata,
         )
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):

@@ -17,7 +17,6 @@ import enum
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 from onewriter._config import Backoff
@@ -111,12 +110,7 @@ class Candidacy:
         self._runner = self._host.spawn(self._run())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property

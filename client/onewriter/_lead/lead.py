@@ -7,7 +7,6 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 from onewriter._config import Backoff
@@ -85,12 +84,7 @@ class Lead:
             leadership.lost.call(self._options.on_lost)
         return leadership
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._leadership is not None:
             await self._leadership.handover(timeout_seconds=self._options.handover_timeout_seconds)
 

@@ -37,6 +37,7 @@ from onewriter_core.wire.commands import Command, message_id_from_proto
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 COMMIT_SECONDS = 30.0
+"""Default timeout of a commit, including retries."""
 
 
 class Leader(Protocol):
@@ -86,7 +87,7 @@ class Transaction:
         self._timeout_seconds = timeout_seconds
         self._messages: list[_Message] = []
         self._is_over = False
-        self._is_asking = False
+        self._is_unanswered = False
         """Whether a request was sent and has no answer yet."""
 
     async def __aenter__(self) -> Self:
@@ -102,7 +103,9 @@ class Transaction:
             if not self._is_over:
                 await self.commit()
         else:
-            self._end(Closed("the transaction was given up"))
+            self._end(
+                Closed("the transaction was discarded, because its block raised an exception")
+            )
 
     def send(
         self,
@@ -146,7 +149,7 @@ class Transaction:
             self._end(error)
             raise
         except BaseException:
-            self._end(OutcomeUnknown("the commit was broken off"))
+            self._end(OutcomeUnknown("the commit was cancelled before its answer arrived"))
             raise
         self._is_over = True
         for message, message_id in zip(messages, stored, strict=True):
@@ -155,12 +158,12 @@ class Transaction:
         return stored[: len(self._messages)]
 
     def _with_announcement(self) -> list[_Message]:
-        said = self._announcement
-        if said is None:
+        first = self._announcement
+        if first is None:
             return self._messages
         receipt: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()
         own = self._leader.producer.topic
-        announcing = _Message(own, said.content, said.key, said.properties, None, 0, receipt)
+        announcing = _Message(own, first.content, first.key, first.properties, None, 0, receipt)
         return [*self._messages, announcing]
 
     def _end(self, error: OnewriterError) -> None:
@@ -172,7 +175,7 @@ class Transaction:
 
     async def _committed(self, messages: Sequence[_Message]) -> list[MessageId]:
         backoff = Backoff()
-        trouble: Unavailable | None = None
+        last_error: Unavailable | None = None
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 while True:
@@ -181,14 +184,18 @@ class Transaction:
                     links = [await producer.linked() for producer in producers.values()]
                     if len({link.connection for link in links}) == 1:
                         try:
-                            return await self._asked(messages, producers)
+                            return await self._send_once(messages, producers)
                         except Unavailable as error:
-                            trouble = error
+                            last_error = error
                     await asyncio.sleep(backoff.seconds())
         except TimeoutError as error:
-            if self._is_asking:
-                raise OutcomeUnknown("the commit was not answered in time") from error
-            text = f"no broker took the messages within {self._timeout_seconds:g} s: {trouble}"
+            if self._is_unanswered:
+                text = f"the commit was not answered within {self._timeout_seconds:g} s"
+                raise OutcomeUnknown(text) from error
+            reason = last_error or "the producers of its topics are on different connections"
+            text = (
+                f"no broker accepted the transaction within {self._timeout_seconds:g} s: {reason}"
+            )
             raise NotSent(text) from error
 
     async def _producers(self, messages: Sequence[_Message]) -> dict[TopicName, Producer]:
@@ -209,10 +216,10 @@ class Transaction:
                 )
         return found
 
-    async def _asked(
+    async def _send_once(
         self, messages: Sequence[_Message], producers: Mapping[TopicName, Producer]
     ) -> list[MessageId]:
-        """Send the request once. Raises Unavailable if nothing was stored and it may be repeated.
+        """Send the request once. Raises Unavailable if nothing was stored: the caller may repeat it.
 
         The request follows all messages sent before. It keeps the first queue position of every producer until
         the answer arrives, because brokers append messages that arrive meanwhile before the transaction.
@@ -250,7 +257,7 @@ class Transaction:
         The queue positions are kept until the answer, also if the commit was cancelled: until then, messages
         that are sent could be stored before the transaction.
         """
-        self._is_asking = True
+        self._is_unanswered = True
         answer: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
         asking = self._spawn(_ask(connection, command, positions, answer))
         asking.add_done_callback(
@@ -259,7 +266,7 @@ class Transaction:
         try:
             found = await answer
         except Unavailable:
-            self._is_asking = False
+            self._is_unanswered = False
             raise
         except Fenced as fenced:
             epoch, current = self._leader.guard.number, fenced.current_epoch

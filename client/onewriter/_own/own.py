@@ -17,7 +17,6 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Protocol, Self, overload
 
 from onewriter._config import Address, Backoff
@@ -126,7 +125,7 @@ class Ownership:
         time.
         """
         self.check_held()
-        await self._owned.go_on([self])
+        await self._owned.confirm([self])
         self.check_held()
 
     @property
@@ -265,12 +264,7 @@ class Ownerships(Sequence[Ownership]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.release()
 
     async def ask(self, timeout_seconds: float | None) -> None:
@@ -283,7 +277,7 @@ class Ownerships(Sequence[Ownership]):
             else:
                 each.stop(answer)
 
-    async def go_on(self, these: Sequence[Ownership]) -> None:
+    async def confirm(self, these: Sequence[Ownership]) -> None:
         """Let brokers confirm these ownerships; end those that are over. Raises Unavailable."""
         wanted = {each.resource: each.known_generation for each in these if each.end is None}
         if not wanted:
@@ -349,7 +343,7 @@ class Ownerships(Sequence[Ownership]):
         if self.requester.serve_seconds:
             self._deadline = ServingDeadline(
                 self.requester.serve_seconds,
-                lambda: self.go_on(self._all),
+                lambda: self.confirm(self._all),
                 lambda: not self.is_over,
             )
             await self._deadline.run()
@@ -362,7 +356,7 @@ class Ownerships(Sequence[Ownership]):
             these = [each for each in self._detached if each.end is None]
             self._detached.clear()
             try:
-                await self.go_on(these)
+                await self.confirm(these)
                 backoff.reset()
             except Unavailable:
                 self._detached.update(
@@ -390,12 +384,7 @@ class Own:
     async def __aenter__(self) -> Ownerships:
         return await self._ask()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._owned.release()
 
     async def _ask(self) -> Ownerships:

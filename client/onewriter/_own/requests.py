@@ -33,10 +33,10 @@ RESOURCES_PER_REQUEST_MAX = 1_000
 RELEASE_SECONDS = 5.0
 """Time limit of a release. A broker that does not answer detects the lost connection later."""
 
-RETURN_SECONDS = 60.0
+RELEASE_UNWANTED_SECONDS = 60.0
 """Time limit for releasing grants of a cancelled request; a broker that is silent for longer is lost."""
 
-RETURN_GENERATION = 1
+LOWEST_GENERATION = 1
 """An owner with the right nonce may resume under any generation up to the granted one."""
 
 log = logging.getLogger("onewriter")
@@ -109,7 +109,7 @@ class OwnershipRequests:
         self._directory = directory
         self._limits = limits
         self._spawn = spawn
-        self._returning: dict[asyncio.Task[None], tuple[str, frozenset[str]]] = {}
+        self._releases: dict[asyncio.Task[None], tuple[str, frozenset[str]]] = {}
         """The tasks that release resources, each with its group and resources."""
 
     async def ask(
@@ -127,40 +127,40 @@ class OwnershipRequests:
         was granted meanwhile is granted again. If the time limit passes or the caller is cancelled, grants that
         arrive later are released in the background; with ``only_returns`` nothing is released.
         """
-        asked = _Request()
+        requested = _Request()
         unwanted: dict[Connection, list[str]] = {}
         try:
             answers = await self._ask(
-                requester, wanted, asked, at=at, only_returns=only_returns, seconds=seconds
+                requester, wanted, requested, at=at, only_returns=only_returns, seconds=seconds
             )
-            unwanted = asked.unwanted()
+            unwanted = requested.unwanted()
         except BaseException:
-            unwanted = asked.dropped()
+            unwanted = requested.dropped()
             raise
         finally:
             if not only_returns:
-                self._return_soon(requester, unwanted, asked.under_way)
+                self._release_in_background(requester, unwanted, requested.under_way)
         return answers
 
     async def _ask(
         self,
         requester: Requester,
         wanted: Mapping[str, int],
-        asked: _Request,
+        requested: _Request,
         *,
         at: Mapping[str, Address] | None,
         only_returns: bool,
         seconds: float | None,
     ) -> Answers:
         limit = self._limits.operation_timeout_seconds if seconds is None else seconds
-        answers = asked.answers
+        answers = requested.answers
         pending = {resource: (at or {}).get(resource) for resource in wanted}
-        troubles: dict[str, OnewriterError] = {}
+        last_errors: dict[str, OnewriterError] = {}
         backoff = Backoff()
         try:
             async with asyncio.timeout(limit):
                 if not only_returns:
-                    await self._returned(requester.group, wanted)
+                    await self._wait_for_earlier_releases(requester.group, wanted)
                 while True:
                     was_moved = False
                     for address, resources in _batches(pending):
@@ -168,8 +168,8 @@ class OwnershipRequests:
                             requester,
                             {each: wanted[each] for each in resources},
                             address,
-                            asked,
-                            troubles,
+                            requested,
+                            last_errors,
                             only_returns=only_returns,
                         )
                         was_moved = was_moved or bool(moved)
@@ -185,8 +185,8 @@ class OwnershipRequests:
                         await asyncio.sleep(backoff.seconds())
         except TimeoutError:
             for each in pending:
-                trouble = troubles.get(each, "no answer")
-                answers[each] = Unavailable(f"{each} not owned within {limit:g} s: {trouble}")
+                reason = last_errors.get(each, "no answer")
+                answers[each] = Unavailable(f"{each} not owned within {limit:g} s: {reason}")
             return answers
 
     async def release(
@@ -217,24 +217,24 @@ class OwnershipRequests:
         requester: Requester,
         wanted: Mapping[str, int],
         address: Address | None,
-        asked: _Request,
-        troubles: dict[str, OnewriterError],
+        requested: _Request,
+        last_errors: dict[str, OnewriterError],
         *,
         only_returns: bool,
     ) -> dict[str, Address | None]:
         """Ask one broker; return the resources that another broker keeps, with its address."""
-        answers = asked.answers
+        answers = requested.answers
         try:
             connection = await self._connection(address)
             if only_returns:
                 results = await _request(connection, requester, wanted, only_returns=True)
             else:
-                results = await self._question(connection, requester, wanted, asked)
+                results = await self._request_in_task(connection, requester, wanted, requested)
         except OnewriterError as error:
             # An owner tolerates a temporary configuration error, such as files that are being replaced.
             is_passing = only_returns and isinstance(error, ConfigurationError)
             if is_passing or isinstance(error, Unavailable | ProtocolError):
-                troubles.update(dict.fromkeys(wanted, error))
+                last_errors.update(dict.fromkeys(wanted, error))
             else:  # a permanent refusal of all resources
                 answers.update(dict.fromkeys(wanted, error))
             return {}
@@ -242,27 +242,27 @@ class OwnershipRequests:
         for resource, result in zip(wanted, results, strict=True):
             if result.HasField("generation"):
                 answers[resource] = GrantedOwnership(result.generation, connection)
-                asked.settled(connection, resource)
+                requested.settled(connection, resource)
             elif result.broker_service_url or result.broker_service_url_tls:
-                asked.settled(connection, resource)
+                requested.settled(connection, resource)
                 elsewhere[resource] = self._directory.address_of(
                     result.broker_service_url, result.broker_service_url_tls
                 )
             else:
                 denial = _error(result)
                 if isinstance(denial, Unavailable):
-                    troubles[resource] = denial
+                    last_errors[resource] = denial
                 else:
                     answers[resource] = denial
-                    asked.settled(connection, resource)
+                    requested.settled(connection, resource)
         return elsewhere
 
-    async def _question(
+    async def _request_in_task(
         self,
         connection: Connection,
         requester: Requester,
         wanted: Mapping[str, int],
-        asked: _Request,
+        requested: _Request,
     ) -> Results:
         """Send the command in a task of its own, so that a cancelled caller can await its answer."""
         answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
@@ -276,14 +276,14 @@ class OwnershipRequests:
                 if not answer.done():
                     answer.set_result(results)
 
-        asked.sent(connection, wanted)
-        task = asked.under_way = self._spawn(ask())
+        requested.sent(connection, wanted)
+        task = requested.under_way = self._spawn(ask())
         task.add_done_callback(lambda _task: _end(answer, Closed("the client was closed")))
         return await answer
 
     # ------------------------------------------------------------ release in the background
 
-    def _return_soon(
+    def _release_in_background(
         self,
         requester: Requester,
         unwanted: Mapping[Connection, list[str]],
@@ -293,13 +293,15 @@ class OwnershipRequests:
             if not resources or connection.is_closed:
                 continue  # the broker releases the resources of a lost connection
             try:
-                task = self._spawn(self._return(connection, requester, resources, under_way))
+                task = self._spawn(
+                    self._release_unwanted(connection, requester, resources, under_way)
+                )
             except Closed:  # the client has closed its connections
                 return
-            self._returning[task] = (requester.group, frozenset(resources))
-            task.add_done_callback(lambda done: self._returning.pop(done, None))
+            self._releases[task] = (requester.group, frozenset(resources))
+            task.add_done_callback(lambda done: self._releases.pop(done, None))
 
-    async def _return(
+    async def _release_unwanted(
         self,
         connection: Connection,
         requester: Requester,
@@ -309,17 +311,17 @@ class OwnershipRequests:
         """Await the answer of a cancelled request, and release what it granted."""
         backoff = Backoff()
         try:
-            async with asyncio.timeout(RETURN_SECONDS):
+            async with asyncio.timeout(RELEASE_UNWANTED_SECONDS):
                 if under_way is not None:
                     await asyncio.wait([under_way])
                 while resources and not connection.is_closed:
-                    resources = await self._return_once(connection, requester, resources)
+                    resources = await self._release_granted(connection, requester, resources)
                     if resources:
                         await asyncio.sleep(backoff.seconds())
         except TimeoutError:
             log.warning("%s did not answer: %s may be owned", connection.address, resources[:10])
 
-    async def _return_once(
+    async def _release_granted(
         self, connection: Connection, requester: Requester, resources: list[str]
     ) -> list[str]:
         """Release granted resources; return those for which the broker did not answer."""
@@ -327,7 +329,7 @@ class OwnershipRequests:
         unanswered: list[str] = []
         for start in range(0, len(resources), RESOURCES_PER_REQUEST_MAX):
             chunk = resources[start : start + RESOURCES_PER_REQUEST_MAX]
-            wanted = dict.fromkeys(chunk, RETURN_GENERATION)
+            wanted = dict.fromkeys(chunk, LOWEST_GENERATION)
             try:
                 results = await _request(connection, requester, wanted, only_returns=True)
             except Refused:
@@ -345,11 +347,11 @@ class OwnershipRequests:
         await self.release(requester, granted)
         return unanswered
 
-    async def _returned(self, group: str, wanted: Mapping[str, int]) -> None:
+    async def _wait_for_earlier_releases(self, group: str, wanted: Mapping[str, int]) -> None:
         """Wait until earlier calls of this client have released these resources."""
         tasks = [
             task
-            for task, (its_group, resources) in self._returning.items()
+            for task, (its_group, resources) in self._releases.items()
             if its_group == group and not resources.isdisjoint(wanted)
         ]
         if tasks:

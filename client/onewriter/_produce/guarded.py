@@ -250,8 +250,8 @@ class GuardedTopics:
         found = self._topics.get(name)
         if found is None or found.is_closed:
 
-            async def open_producer(asked: ProducerOptions) -> Producer:
-                return await self._host.create_producer(str(name), asked)
+            async def open_producer(requested: ProducerOptions) -> Producer:
+                return await self._host.create_producer(str(name), requested)
 
             found = Guarded(str(name), self._authority, open_producer, options)
             self._topics[name] = found

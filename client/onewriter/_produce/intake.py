@@ -262,10 +262,10 @@ class Intake:
     ) -> Receipt:
         receipt: Receipt = self._loop.create_future()
         if self._batch is not None:
-            said = described(key, ordering_key, properties, event_time_ms)
-            size = message_size(content, said)
+            metadata = described(key, ordering_key, properties, event_time_ms)
+            size = message_size(content, metadata)
             self._check_size(size)
-            self._batch.add(Outgoing(content, key, ordering_key, said, receipt, size))
+            self._batch.add(Outgoing(content, key, ordering_key, metadata, receipt, size))
             return receipt
         number = self._next_sequence_id
         header, entry = self._packer.single(
@@ -313,7 +313,7 @@ class Intake:
     ) -> None:
         if size > self.message_bytes_max:
             raise too_large(
-                f"a message of {size} bytes; the broker takes {self.message_bytes_max}, and {why}"
+                f"the message has {size} bytes, the broker accepts {self.message_bytes_max}, and {why}"
             )
 
     def _repack(self, messages: Sequence[Outgoing]) -> Packed:

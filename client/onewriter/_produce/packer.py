@@ -113,9 +113,9 @@ def described(
     """
     if key is None and ordering_key is None and not event_time_ms and not properties:
         return b""
-    said = pb.SingleMessageMetadata()
-    _describe(said, key, ordering_key, properties, event_time_ms)
-    return said.SerializePartialToString()
+    metadata = pb.SingleMessageMetadata()
+    _describe(metadata, key, ordering_key, properties, event_time_ms)
+    return metadata.SerializePartialToString()
 
 
 class Packed(NamedTuple):
@@ -162,13 +162,13 @@ class Packer:
         else:
             is_usual = not event_time_ms
         if is_usual:
-            metadata = self._head + encode_varint(sequence_id) + self._published(now_ms)
+            encoded = self._head + encode_varint(sequence_id) + self._published(now_ms)
         else:
-            said = self._metadata(sequence_id, now_ms)
-            _describe(said, key, ordering_key, properties, event_time_ms)
-            content = self._compressed(said, content)
-            metadata = said.SerializeToString()
-        entry = _entry(metadata, content)
+            metadata = self._metadata(sequence_id, now_ms)
+            _describe(metadata, key, ordering_key, properties, event_time_ms)
+            content = self._compressed(metadata, content)
+            encoded = metadata.SerializeToString()
+        entry = _entry(encoded, content)
         return Packed(encode_send_header(self._producer_id, sequence_id, len(entry)), entry)
 
     def chunked(
@@ -192,51 +192,53 @@ class Packer:
         most = self._content_bytes_max
         if len(content) > most:
             raise too_large(f"a message of {len(content)} bytes; {most} can be sent")
-        said = self._metadata(sequence_id, now_ms)
-        _describe(said, key, ordering_key, properties, event_time_ms)
-        content = self._compressed(said, content)
-        entry = _entry(said.SerializeToString(), content)
+        metadata = self._metadata(sequence_id, now_ms)
+        _describe(metadata, key, ordering_key, properties, event_time_ms)
+        content = self._compressed(metadata, content)
+        entry = _entry(metadata.SerializeToString(), content)
         if len(entry) <= entry_bytes_max:
             header = encode_send_header(self._producer_id, sequence_id, len(entry))
             return [Packed(header, entry)]
-        said.uuid = str(uuid.uuid4())
-        said.total_chunk_msg_size = len(content)
-        said.num_chunks_from_msg = said.chunk_id = len(
+        metadata.uuid = str(uuid.uuid4())
+        metadata.total_chunk_msg_size = len(content)
+        metadata.num_chunks_from_msg = metadata.chunk_id = len(
             content
         )  # upper bounds, to measure the metadata
-        space = entry_bytes_max - len(_entry(said.SerializeToString(), b""))
+        space = entry_bytes_max - len(_entry(metadata.SerializeToString(), b""))
         if space < entry_bytes_max * CHUNK_CONTENT_SHARE_MIN:
             raise too_large("a message whose properties leave no room for content in its chunks")
-        said.num_chunks_from_msg = -(-len(content) // space)
+        metadata.num_chunks_from_msg = -(-len(content) // space)
         return [
-            self._chunk(said, sequence_id, number, content[number * space : (number + 1) * space])
-            for number in range(said.num_chunks_from_msg)
+            self._chunk(
+                metadata, sequence_id, number, content[number * space : (number + 1) * space]
+            )
+            for number in range(metadata.num_chunks_from_msg)
         ]
 
     def _chunk(
-        self, said: pb.MessageMetadata, sequence_id: int, number: int, content: bytes
+        self, metadata: pb.MessageMetadata, sequence_id: int, number: int, content: bytes
     ) -> Packed:
-        said.chunk_id = number
-        entry = _entry(said.SerializeToString(), content)
+        metadata.chunk_id = number
+        entry = _entry(metadata.SerializeToString(), content)
         header = encode_send_header(self._producer_id, sequence_id, len(entry), is_chunk=True)
         return Packed(header, entry)
 
     def batch(self, messages: Sequence[Outgoing], now_ms: int) -> Packed:
         """Pack messages that have their sequence ids into one entry."""
         first, last, count = messages[0], messages[-1], len(messages)
-        said = self._metadata(first.sequence_id, now_ms)
-        said.num_messages_in_batch = count
+        metadata = self._metadata(first.sequence_id, now_ms)
+        metadata.num_messages_in_batch = count
         if count > 1:
-            said.highest_sequence_id = last.sequence_id
+            metadata.highest_sequence_id = last.sequence_id
         # Dispatch by key uses the entry's key: set it only if all messages have the same one.
         if first.key is not None and all(each.key == first.key for each in messages):
-            said.partition_key = first.key
+            metadata.partition_key = first.key
         if first.ordering_key is not None and all(
             each.ordering_key == first.ordering_key for each in messages
         ):
-            said.ordering_key = first.ordering_key
-        content = self._compressed(said, b"".join(_parts(messages)))
-        entry = _entry(said.SerializeToString(), content)
+            metadata.ordering_key = first.ordering_key
+        content = self._compressed(metadata, b"".join(_parts(messages)))
+        entry = _entry(metadata.SerializeToString(), content)
         header = encode_send_header(
             self._producer_id,
             first.sequence_id,
@@ -251,11 +253,11 @@ class Packer:
             producer_name=self._name, sequence_id=sequence_id, publish_time=now_ms
         )
 
-    def _compressed(self, said: pb.MessageMetadata, content: bytes) -> bytes:
+    def _compressed(self, metadata: pb.MessageMetadata, content: bytes) -> bytes:
         if not self._codec or not content:
             return content  # the stock C++ client cannot decompress empty content with zlib
-        said.compression = self._codec
-        said.uncompressed_size = len(content)
+        metadata.compression = self._codec
+        metadata.uncompressed_size = len(content)
         return compress(self._codec, content)
 
     def _published(self, now_ms: int) -> bytes:
@@ -287,7 +289,7 @@ def _parts(messages: Sequence[Outgoing]) -> list[bytes]:
 
 
 def _describe(
-    said: pb.MessageMetadata | pb.SingleMessageMetadata,
+    metadata: pb.MessageMetadata | pb.SingleMessageMetadata,
     key: str | None,
     ordering_key: bytes | None,
     properties: Mapping[str, str] | None,
@@ -296,16 +298,16 @@ def _describe(
     """Write the given fields into the metadata. Raises ConfigurationError for invalid ones."""
     try:
         if key is not None:
-            said.partition_key = key
+            metadata.partition_key = key
         if ordering_key is not None:
-            said.ordering_key = ordering_key
+            metadata.ordering_key = ordering_key
         if event_time_ms:
-            said.event_time = event_time_ms
+            metadata.event_time = event_time_ms
         if properties:
-            said.properties.extend(
+            metadata.properties.extend(
                 pb.KeyValue(key=name, value=value) for name, value in properties.items()
             )
-            if not all(each.IsInitialized() for each in said.properties):
+            if not all(each.IsInitialized() for each in metadata.properties):
                 raise TypeError("a property lacks its name or its value")
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigurationError(f"invalid metadata of a message: {error}") from error

@@ -393,7 +393,7 @@ class Producer(Submitter):
         self._moved.notify()
         self._on_change(self)
 
-    def ended_with(self, end: OnewriterError, said_by: Connection | None) -> None:
+    def ended_with(self, end: OnewriterError, ended_by: Connection | None) -> None:
         """Fail all messages without a receipt with the error that states what is certain."""
 
         def refusal() -> OnewriterError:
@@ -404,7 +404,7 @@ class Producer(Submitter):
         def unknown() -> OnewriterError:
             return OutcomeUnknown(f"it had no receipt when the producer ended: {end}")
 
-        self._outbox.fail(said_by, refusal, unknown)
+        self._outbox.fail(ended_by, refusal, unknown)
         self._intake.drop(refusal)
         callbacks, self._when_ended = self._when_ended, []
         reason = self._fenced_like(end) if isinstance(end, Fenced) else end

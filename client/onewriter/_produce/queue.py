@@ -34,7 +34,7 @@ class QueuePosition:
 
 
 class SubmissionQueue:
-    """The callers that wait; bounded by their number, since each has one position."""
+    """The queue of waiting callers. It needs no bound of its own: each caller has one position."""
 
     def __init__(self) -> None:
         self._positions: OrderedDict[QueuePosition, None] = OrderedDict()

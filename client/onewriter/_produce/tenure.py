@@ -162,8 +162,8 @@ class Tenant(RegistrationOwner, Protocol):
         """The state or the trouble has changed."""
         ...
 
-    def ended_with(self, end: OnewriterError, said_by: Connection | None) -> None:
-        """The tenure has ended; ``said_by`` is the connection whose broker ended it. Called once."""
+    def ended_with(self, end: OnewriterError, ended_by: Connection | None) -> None:
+        """The tenure has ended; ``ended_by`` is the connection whose broker ended it. Called once."""
         ...
 
 
@@ -236,10 +236,10 @@ class Tenure:
         self.end = end
         self.link = None
         registration = self._registration
-        said_by = None
+        ended_by = None
         if isinstance(end, Fenced) and registration is not None:
-            said_by = registration.connection
-        self._tenant.ended_with(end, said_by)
+            ended_by = registration.connection
+        self._tenant.ended_with(end, ended_by)
         if registration is not None:
             registration.withdraw()
         self._enter(ProducerState.ENDED)
@@ -290,7 +290,7 @@ class Tenure:
         # The process may have been frozen since the grant, which may be outdated by now.
         await connection.prove()
         if not registration.is_open:
-            raise Unavailable("closed again at once")
+            raise Unavailable("the broker closed the producer immediately")
         self._became_ready(registration, answer)
 
     async def _first_answer(

@@ -44,7 +44,7 @@ class Check(NamedTuple):
 class _Line:
     """The calls for one topic and one epoch."""
 
-    asked: asyncio.Future[Check] | None = None
+    requested: asyncio.Future[Check] | None = None
     """The answer to the request in flight, or to the last one."""
     following: asyncio.Future[Check] | None = None
     """The answer to the next request."""
@@ -78,7 +78,7 @@ class Checks:
     async def _ask_for(self, key: _Key, line: _Line) -> None:
         """Send requests until no call waits any more."""
         while (answer := line.following) is not None:
-            line.asked, line.following = answer, None
+            line.requested, line.following = answer, None
             try:
                 answer.set_result(await self._ask(*key))
             except OnewriterError as error:
@@ -90,7 +90,7 @@ class Checks:
         """Forget the line after its task ended; calls that still wait end with Closed."""
         if self._lines.get(key) is line:
             del self._lines[key]
-        for answer in (line.asked, line.following):
+        for answer in (line.requested, line.following):
             if answer is not None and not answer.done():
                 answer.set_exception(Closed("the client was closed"))
                 answer.exception()

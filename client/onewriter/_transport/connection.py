@@ -188,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        self._tell_writable()
+        self._notify_writable()
 
     # ------------------------------------------------------------ commands
 
@@ -294,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
         self.note_proof(self._ping_sent_at)
         self._ping_sent_at = None
         self._wake_provers()
-        self._tell_writable()
+        self._notify_writable()
 
     def _wake_provers(self) -> None:
         provers, self._provers = self._provers, []
@@ -367,7 +367,7 @@ class Connection(asyncio.BufferedProtocol):
         source = self._options.token
         token = b"" if source is None else await token_of(source)
         if self.is_closed:  # the connection was lost while the token was read
-            raise Unavailable(f"the connection to {self.address} was lost at once")
+            raise Unavailable(f"the connection to {self.address} was lost during the handshake")
         target = self._proxied_to
         begun_at = self.now()
         self.write(
@@ -386,7 +386,7 @@ class Connection(asyncio.BufferedProtocol):
         if outgoing and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(outgoing)
 
-    def _tell_writable(self) -> None:
+    def _notify_writable(self) -> None:
         for end in list(self._ends.values()):
             end.on_writable()
 

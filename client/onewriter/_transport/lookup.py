@@ -21,7 +21,7 @@ HOPS_MAX = 10
 """Largest number of redirects of one look-up."""
 
 CONNECTIONS_MAX = 1_000
-"""Largest number of brokers that one client is connected to at once."""
+"""Largest number of brokers to which one client is connected at the same time."""
 
 
 _Way = tuple[Address, Address | None]
@@ -119,11 +119,11 @@ class Directory:
             await connection.close()
         self._connections.clear()
 
-    async def _through(self, asked: Connection, owner: Address) -> Connection:
+    async def _through(self, through: Connection, owner: Address) -> Connection:
         """Return a connection through the broker that was asked: a proxy, or Pulsar's standalone broker."""
-        if asked.address == owner:
-            return asked
-        return await self.connection(asked.address, owner)
+        if through.address == owner:
+            return through
+        return await self.connection(through.address, owner)
 
     async def _any_broker(self) -> Connection:
         """Return a connection to a broker of the service URL; the last one that answered is tried first."""

@@ -20,6 +20,7 @@ from onewriter.sidecar.metrics import Metrics
 from onewriter.sidecar.ownerships import OwnershipRoutes
 from onewriter.sidecar.probes import ProbeServer
 from onewriter.sidecar.relay.listener import Relay
+from onewriter.sidecar.release_key import ReleaseKey
 from onewriter.sidecar.settings import Settings
 from onewriter.sidecar.streams import EventStreams
 from onewriter.state import SharedMap, StateLimits
@@ -63,9 +64,13 @@ async def _lead(
         streams = EventStreams(
             settings.event_streams_max, metrics, ping_seconds=limits.ping_seconds
         )
-        owning = OwnershipRoutes(client, streams, metrics, limits)
+        release_key = ReleaseKey(
+            settings.release_key_file, is_required=not settings.release_without_key
+        )
+        owning = OwnershipRoutes(client, streams, metrics, release_key, limits)
         sharing = MapRoutes(settings, maps, streams, metrics, limits)
-        server = HttpServer(candidate, streams, [owning.add_routes, sharing.add_routes])
+        further_routes = [owning.add_routes, sharing.add_routes]
+        server = HttpServer(candidate, streams, release_key, further_routes)
         try:
             await server.start()
             async with candidate.candidacy, asyncio.TaskGroup() as following:
@@ -100,7 +105,7 @@ def _relaying(
         token=None if settings.token_file is None else token_file(settings.token_file),
         tls=_tls(settings),
     )
-    relay = Relay(settings.service_url, options, client.spawn, metrics)
+    relay = Relay(settings.service_url, options, client.spawn, metrics, led_topic=settings.topic)
     return relay.running(settings.relay_port)
 
 
@@ -133,11 +138,11 @@ def _maps(settings: Settings, client: Client, metrics: Metrics, limits: SidecarL
     )
 
 
-async def _stand_aside(candidate: Candidate, asked: asyncio.Event) -> None:
+async def _stand_aside(candidate: Candidate, requested: asyncio.Event) -> None:
     """Release the topic each time that the event is set, until cancelled."""
     while True:
-        await asked.wait()
-        asked.clear()
+        await requested.wait()
+        requested.clear()
         log.info("sidecar.stands_aside", phase=candidate.standing.phase.value)
         await candidate.release(rejoin=False)
 
@@ -160,12 +165,12 @@ async def run(settings: Settings) -> None:
     serving = asyncio.current_task()
     loop = asyncio.get_running_loop()
 
-    def asked() -> None:
+    def on_signal() -> None:
         if stop.is_set() and serving is not None:
             serving.cancel()
         stop.set()
 
     for which in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(which, asked)
+        loop.add_signal_handler(which, on_signal)
     loop.add_signal_handler(signal.SIGUSR1, stand_aside.set)
     await serve(settings, stop, stand_aside)

@@ -148,7 +148,11 @@ class Candidate:
     def term_of(self, session: str | None) -> Leadership:
         """Return the term of a session if it is the current one. Raises Failure."""
         if not session:
-            raise Failure(428, "no-session", "say under which session: GET /leadership gives it")
+            raise Failure(
+                428,
+                "no-session",
+                "the request names no session; GET /leadership returns the current one",
+            )
         found = _SESSION.fullmatch(session)
         if found is None:
             raise Failure(400, "bad-session", f"invalid session {session[:100]!r}")
@@ -159,7 +163,7 @@ class Candidate:
         if term is None:
             reason = "this sidecar does not lead"
         else:
-            reason = f"the session is not that of the present term, which has epoch {term.epoch}"
+            reason = f"the session {session} is over; the current term has epoch {term.epoch}"
         raise conflict(int(found[1]), self.standing, reason)
 
     async def publish(
@@ -230,8 +234,10 @@ class Candidate:
             at=iso_time(datetime.now(UTC).timestamp()),
             metadata=None if self.resume_info is None else self.resume_info.as_metadata(),
         )
-        said = info.announcement()
-        return SidecarMessage(said.content, key=said.key, properties=said.properties)
+        announcement = info.announcement()
+        return SidecarMessage(
+            announcement.content, key=announcement.key, properties=announcement.properties
+        )
 
     def _changed(self, standing: Standing) -> None:
         self.metrics.candidate_changed(standing)

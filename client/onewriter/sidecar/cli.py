@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +49,11 @@ CALL_SECONDS = 30.0
 @click.option("--port", type=int, help="Port of the API; 0: none.")
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the API.")
 @click.option(
+    "--release-key-file",
+    type=click.Path(path_type=Path),
+    help="File for the key that a release over the port needs; the sidecar writes it at its start.",
+)
+@click.option(
     "--relay-port",
     type=int,
     help="Port on loopback where stock Pulsar clients reach the brokers; 0: none.",
@@ -73,7 +79,7 @@ def sidecar(context: click.Context, /, **options: Any) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     if context.invoked_subcommand is not None:
         context.obj = _settings(
-            Endpoint, {k: given[k] for k in ("host", "port", "socket") & given.keys()}
+            Endpoint, {k: given[k] for k in Endpoint.model_fields.keys() & given.keys()}
         )
         return
     settings = _settings(Settings, given)
@@ -96,8 +102,12 @@ def sidecar(context: click.Context, /, **options: Any) -> None:
 )
 @click.pass_obj
 def release(endpoint: Endpoint, *, rejoin: bool) -> None:
-    """Hand the topic over to the next waiter, for preStop hooks. Returns after the release."""
-    standing = _call(endpoint, "POST", f"/release?rejoin={'true' if rejoin else 'false'}")
+    """Hand the topic over to the next waiter, for preStop hooks. Returns after the release.
+
+    Without a unix socket it needs the release key: the same release_key_file as the sidecar.
+    """
+    query = f"rejoin={'true' if rejoin else 'false'}"
+    standing = _call(endpoint, "POST", f"/release?{query}", _release_headers(endpoint))
     click.echo(f"released; {standing['phase']}")
 
 
@@ -136,10 +146,23 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def _call(endpoint: Endpoint, method: str, path: str) -> dict[str, Any]:
+def _release_headers(endpoint: Endpoint) -> dict[str, str]:
+    """The header with the release key, where one is needed. Raises Unavailable if it cannot be read."""
+    path = endpoint.release_key_file
+    if path is None or endpoint.socket is not None:
+        return {}
+    try:
+        return {"Authorization": f"Bearer {path.read_text().strip()}"}
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unavailable(f"cannot read the release key: {error}") from error
+
+
+def _call(
+    endpoint: Endpoint, method: str, path: str, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     connection = _Connection(endpoint)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers=dict(headers or {}))
         response = connection.getresponse()
         body: dict[str, Any] = json.loads(response.read())
     except (OSError, ValueError, http.client.HTTPException) as error:

@@ -6,6 +6,7 @@ code  stored    meaning
 409   false     the session is over: get the current one from GET /leadership
 400   false     invalid request; 413: too large; 422: the broker rejects the message;
                 428: no session; for /map 404: no such key, 406: not JSON, 412: condition failed
+401   false     a release over TCP without the release key
 429   false     too many simultaneous requests
 503   false     no broker accepted the message in time; it was withdrawn. A retry is safe
 502   false     the map's log cannot be read to its end: a retry does not help

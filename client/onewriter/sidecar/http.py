@@ -23,7 +23,8 @@ from onewriter.sidecar.publish import (
     answer_of,
     is_publish_stream,
 )
-from onewriter.sidecar.routes import METRICS, OWN_POD, PROBE, AddRoutes, SidecarRoutes
+from onewriter.sidecar.release_key import ReleaseKey, is_tcp
+from onewriter.sidecar.routes import METRICS, OWN_POD, PROBE, WITH_KEY, AddRoutes, SidecarRoutes
 from onewriter.sidecar.streams import EventStreams
 from onewriter_http.browsers import Browsers
 from onewriter_http.limits import Limits
@@ -38,22 +39,30 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
-    """The HTTP server; call ``start`` and ``stop`` once each. ``more`` registers further routes of the API."""
+    """The HTTP server; call ``start`` and ``stop`` once each. ``further_routes`` registers further routes of the API."""
 
     def __init__(
-        self, candidate: Candidate, streams: EventStreams, more: Sequence[AddRoutes] = ()
+        self,
+        candidate: Candidate,
+        streams: EventStreams,
+        release_key: ReleaseKey,
+        further_routes: Sequence[AddRoutes] = (),
     ) -> None:
         self._candidate = candidate
-        self._more = more
+        self._further_routes = further_routes
         self._streams = streams
         self._leading = LeadershipRoutes(candidate, streams)
         self._publishing = PublishRoutes(candidate)
+        self._release_key = release_key
         self._servers: list[Server] = []
         self._browsers = Browsers(checks_host=True, allows_same_origin=False)
 
     async def start(self) -> None:
         """Listen. Raises ConfigurationError if an address is in use."""
         settings = self._candidate.settings
+        await asyncio.to_thread(self._release_key.create)
+        if settings.release_without_key:
+            log.warning("sidecar.release_without_key", until="0.3")
         limits = Limits(body_bytes_max=self._body_bytes_max)
         api = self._server(*self._api(), limits)
         if settings.port:
@@ -80,6 +89,7 @@ class HttpServer:
         self._streams.stop()
         for server in self._servers:
             await server.stop()
+        await asyncio.to_thread(self._release_key.remove)
         if self._candidate.settings.socket is not None:
             await asyncio.to_thread(_remove, self._candidate.settings.socket)
 
@@ -113,9 +123,9 @@ class HttpServer:
         routes.add_get("/leadership", self._leading.handle, OWN_POD)
         routes.add_get("/resume-info", self._show_resume_info, OWN_POD)
         routes.add_put("/resume-info", self._put_resume_info, OWN_POD)
-        routes.add_post("/release", self._release, OWN_POD)
+        routes.add_post("/release", self._release, WITH_KEY)
         routes.add_post("/rejoin", self._rejoin, OWN_POD)
-        for add_routes in self._more:
+        for add_routes in self._further_routes:
             add_routes(routes)
         self._add_probes(routes)
         return application, routes
@@ -136,10 +146,10 @@ class HttpServer:
     async def _guarded(
         self, request: web.Request, handler: Handler, browsers: Browsers | None
     ) -> web.StreamResponse:
-        """Return every error as JSON, and reject pages in browsers, because the API has no credentials."""
+        """Return every error as JSON, and reject pages in browsers, because most of the API has no credentials."""
         try:
             if browsers is not None:
-                refusal = browsers.refusal(request.headers, checks_host=_is_tcp(request))
+                refusal = browsers.refusal(request.headers, checks_host=is_tcp(request))
                 if refusal is not None:
                     raise Failure(403, "browser", refusal)
             return await handler(request)
@@ -189,9 +199,10 @@ class HttpServer:
         return web.Response(body=info.content, content_type=info.content_type)
 
     async def _release(self, request: web.Request) -> web.Response:
+        self._release_key.check(request)
         rejoin = request.query.get("rejoin", "true")
         if rejoin not in {"true", "false"}:
-            raise Failure(400, "bad-query", "rejoin is true or false")
+            raise Failure(400, "bad-query", "rejoin must be true or false")
         await self._candidate.release(rejoin=rejoin == "true")
         return web.json_response(self._candidate.view(self._candidate.standing))
 
@@ -225,19 +236,16 @@ class HttpServer:
         )
 
 
-def _is_tcp(request: web.Request) -> bool:
-    """Whether the request arrived over TCP; for a unix socket, the Host header is arbitrary."""
-    transport = request.transport
-    name = None if transport is None else transport.get_extra_info("sockname")
-    return isinstance(name, tuple)
-
-
 def _refused(status: int, reason: str) -> web.Response:
     return _failed(Failure(status, "http", reason))
 
 
 def _failed(failure: Failure) -> web.Response:
-    headers = {"Retry-After": "1"} if failure.status in {429, 503} else None
+    headers = {}
+    if failure.status in {429, 503}:
+        headers["Retry-After"] = "1"
+    elif failure.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return web.json_response(failure.body, status=failure.status, headers=headers, dumps=json.dumps)
 
 

@@ -45,12 +45,18 @@ class IdempotencyKeys:
         """
         if not 0 < len(key) <= KEY_LENGTH_MAX:
             raise Failure(
-                400, "bad-key", f"an Idempotency-Key has 1 to {KEY_LENGTH_MAX} characters"
+                400,
+                "bad-key",
+                f"an Idempotency-Key has 1 to {KEY_LENGTH_MAX} characters, not {len(key)}",
             )
         present = self._attempts.get((session, key))
         if present is not None:
             if present.fingerprint != fingerprint:
-                raise Failure(422, "key-reused", "this Idempotency-Key was another message's")
+                raise Failure(
+                    422,
+                    "key-reused",
+                    "this Idempotency-Key was used for another message; use a new one",
+                )
             return _result(await asyncio.shield(present.outcome))
         self._make_space()
         outcome: asyncio.Future[MessageId | Failure] = asyncio.get_running_loop().create_future()
@@ -72,7 +78,8 @@ class IdempotencyKeys:
         while len(self._attempts) >= self._keys_max:
             oldest = next((k for k, each in self._attempts.items() if each.outcome.done()), None)
             if oldest is None:
-                raise Failure(429, "too-many-keys", f"{self._keys_max} keys are being worked on")
+                text = f"{self._keys_max} requests with an Idempotency-Key are in progress; retry later"
+                raise Failure(429, "too-many-keys", text)
             del self._attempts[oldest]
 
 

@@ -61,8 +61,8 @@ class Condition:
     def of(cls, request: web.Request) -> Condition:
         """Parse the headers. Raises Failure for an invalid list of ETags, which must not count as no condition."""
         for name in ("If-Match", "If-None-Match"):
-            for said in request.headers.getall(name, ()):
-                if not _CONDITION.fullmatch(said):
+            for given in request.headers.getall(name, ()):
+                if not _CONDITION.fullmatch(given):
                     reason = f'{name} is * or a list of "ETags"'
                     raise Failure(400, "bad-condition", reason)
             if len(request.headers.getall(name, ())) > 1:
@@ -284,17 +284,17 @@ def _key(request: web.Request) -> bytes:
 
 
 def _flag(request: web.Request, name: str) -> bool:
-    said = request.query.get(name, "false")
-    if said not in {"true", "false"}:
+    text = request.query.get(name, "false")
+    if text not in {"true", "false"}:
         raise Failure(400, "bad-query", f"{name} is true or false")
-    return said == "true"
+    return text == "true"
 
 
 def _limit(request: web.Request) -> int:
-    said = request.query.get("limit", str(KEYS_PER_PAGE))
-    if not said.isascii() or not said.isdecimal() or not 1 <= int(said) <= KEYS_PER_PAGE_MAX:
+    text = request.query.get("limit", str(KEYS_PER_PAGE))
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= KEYS_PER_PAGE_MAX:
         raise Failure(400, "bad-query", f"limit is a number from 1 to {KEYS_PER_PAGE_MAX}")
-    return int(said)
+    return int(text)
 
 
 def _after(request: web.Request) -> bytes:

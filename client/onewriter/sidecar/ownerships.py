@@ -22,7 +22,8 @@ from onewriter._signal import Signal
 from onewriter.sidecar.errors import Failure
 from onewriter.sidecar.limits import DEFAULT_LIMITS, SidecarLimits
 from onewriter.sidecar.metrics import Metrics
-from onewriter.sidecar.routes import OWN_POD, SidecarRoutes
+from onewriter.sidecar.release_key import ReleaseKey
+from onewriter.sidecar.routes import OWN_POD, WITH_KEY, SidecarRoutes
 from onewriter.sidecar.streams import EventStreams, event, wants_events
 
 POLL_SECONDS_MAX = 60.0
@@ -70,9 +71,11 @@ class OwnershipRoutes:
         client: Client,
         streams: EventStreams,
         metrics: Metrics,
+        release_key: ReleaseKey,
         limits: SidecarLimits = DEFAULT_LIMITS,
     ) -> None:
         self._limits = limits
+        self._release_key = release_key
         self._client = client
         self._streams = streams
         self._owned: dict[_Key, _Owned] = {}
@@ -88,7 +91,7 @@ class OwnershipRoutes:
         """Register the routes."""
         routes.add_get("/own", self._show, OWN_POD)
         routes.add_post("/own", self._own, OWN_POD)
-        routes.add_delete("/own", self._release, OWN_POD)
+        routes.add_delete("/own", self._release, WITH_KEY)
 
     async def release(self) -> None:
         """Release all resources, so that the next owners need not depose this one."""
@@ -111,21 +114,28 @@ class OwnershipRoutes:
             fresh = sum((group, name) not in self._owned for name, _ in missing)
             if len(self._owned) + fresh > (most := self._limits.ownerships_max):
                 raise Failure(429, "too-many", f"a sidecar keeps {most} ownerships")
-            if missing:
-                await self._ask(group, identity, missing)
-            return _answer([self._owned[group, name].ownership for name, _ in wanted])
+            answered = await self._ask(group, identity, missing) if missing else {}
+            kept = {name: self._owned[group, name].ownership for name, _ in wanted}
+            return _answer(list((kept | answered).values()))
 
-    async def _ask(self, group: str, identity: str, missing: list[tuple[str, int]]) -> None:
+    async def _ask(
+        self, group: str, identity: str, missing: list[tuple[str, int]]
+    ) -> dict[str, Ownership]:
+        """Request these resources; return the answers. A refusal does not replace an ownership that continues."""
         try:
             owned = await self._client.own(group or None, missing, identity=identity)
         except ConfigurationError as error:
             raise Failure(400, "bad-request", str(error)) from error
         for each in owned:
             key = group, each.resource
+            present = self._owned.get(key)
+            if not each.is_owned and present is not None and present.ownership.is_owned:
+                continue
             self._owned[key] = _Owned(each, owned)
             if each.is_owned:
                 self._notify(key)
             each.lost.call(partial(self._ended, key))
+        return {each.resource: each for each in owned}
 
     def _serves(self, key: _Key, generation: int) -> bool:
         """Whether the resource is owned already, with at least the requested generation."""
@@ -136,6 +146,7 @@ class OwnershipRoutes:
 
     async def _release(self, request: web.Request) -> web.Response:
         """Release resources, and forget them."""
+        self._release_key.check(request)
         body = await _body(request)
         group = _text(body, "group")
         named = [(group, name) for name, _ in _resources(body)]
@@ -226,7 +237,7 @@ async def _verify(shown: list[_Owned], seconds: float) -> bool:
     for each in shown:
         _, these = by_set.setdefault(id(each.owned_with), (each.owned_with, []))
         these.append(each.ownership)
-    questions = [owned_with.go_on(these) for owned_with, these in by_set.values()]
+    questions = [owned_with.confirm(these) for owned_with, these in by_set.values()]
     try:
         async with asyncio.timeout(seconds):
             answers = await asyncio.gather(*questions, return_exceptions=True)

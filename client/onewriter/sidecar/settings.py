@@ -20,18 +20,21 @@ PRIORITY_MAX = 2**31 - 1
 
 
 class Endpoint(BaseSettings):
-    """The address of the sidecar's API, which is all that ``release`` and ``status`` need."""
+    """The address of the sidecar's API and the key of a release, which is all that ``release`` and ``status`` need."""
 
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="ignore")
 
     host: str = Field("127.0.0.1", description="loopback address of the API")
     port: int = Field(6680, ge=0, le=65535, description="port of the API on it; 0: none")
     socket: Path | None = Field(None, description="unix socket of the API, beside the port")
+    release_key_file: Path | None = Field(
+        None, description="the key that a release over the port needs; the sidecar writes it"
+    )
 
     @field_validator("host")
     @classmethod
     def _is_loopback(cls, host: str) -> str:
-        # The API has no credentials: every process that reaches it may publish.
+        # Except for a release, the API has no credentials: every process that reaches it may publish.
         if host != "localhost" and not _is_loopback_address(host):
             raise ValueError(
                 f"{host} is not a loopback address; use health_port for probes and metrics"
@@ -70,6 +73,11 @@ class Settings(Endpoint):
     tls_certificate_file: Path | None = Field(None, description="our own, if brokers ask for one")
     tls_key_file: Path | None = Field(None, description="the key of that certificate")
 
+    release_without_key: bool = Field(
+        False,
+        description="accept a release over the port without a key; this setting is removed in 0.3",
+    )
+
     # Further addresses
     health_host: str = Field("0.0.0.0", description="address of probes and metrics alone")
     health_port: int = Field(0, ge=0, le=65535, description="their port; 0: only on the API")
@@ -86,10 +94,10 @@ class Settings(Endpoint):
     # Sizes and numbers
     message_bytes_max: int = Field(5 * 1024 * 1024, gt=0, description="one message's content")
     resume_info_bytes_max: int = Field(64 * 1024, gt=0, description="what PUT /resume-info takes")
-    requests_max: int = Field(256, gt=0, description="publish requests worked on at once")
-    streams_max: int = Field(16, gt=0, description="publish streams at once")
-    event_streams_max: int = Field(32, gt=0, description="readers of events at once")
-    maps_max: int = Field(16, gt=0, description="shared maps open at once")
+    requests_max: int = Field(256, gt=0, description="publish requests handled at the same time")
+    streams_max: int = Field(16, gt=0, description="open publish streams")
+    event_streams_max: int = Field(32, gt=0, description="open readers of events")
+    maps_max: int = Field(16, gt=0, description="open shared maps")
     pending_messages_max: int = Field(1_000, gt=0, description="messages without a receipt")
     pending_bytes_max: int = Field(16 * 1024 * 1024, gt=0, description="the same in bytes")
 

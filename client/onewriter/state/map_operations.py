@@ -101,7 +101,7 @@ def _dump_sample(operation: MapOperation) -> bytes:
 def _load_sample(content: bytes) -> MapOperation:
     read = json.loads(content)
     if not isinstance(read, dict) or read.get("type") not in (0, 1, 2):
-        raise ValueError("no operation of a map")
+        raise ValueError(f"this is not an operation of a map: {content[:80]!r}")
     kind = Kind(read["type"])
     key = b"" if kind is Kind.CLEAR else _from_base64(read.get("key"))
     return MapOperation(kind, key, _from_base64(read.get("value")) if kind is Kind.PUT else b"")
@@ -166,7 +166,7 @@ def _unpack_chunk(chunk: bytes) -> tuple[list[bytes], list[bytes]]:
         lengths.byteswap()
     bounds = list(accumulate(lengths, initial=start))
     if bounds[-1] != len(chunk):
-        raise ValueError("a chunk whose lengths are not its own")
+        raise ValueError(f"a chunk has {len(chunk)} bytes, but its lengths add up to {bounds[-1]}")
     parts = [chunk[begin:stop] for begin, stop in pairwise(bounds)]
     return parts[:count], parts[count:]
 

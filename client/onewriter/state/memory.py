@@ -61,12 +61,12 @@ class MemoryLog:
         turn: asyncio.Future[MemoryGrant] = asyncio.get_running_loop().create_future()
         self._line.append((turn, on_change))
         self._promote()
-        self._tell_waiting()
+        self._notify_waiting()
         try:
             return await turn
         except asyncio.CancelledError:
             self._line = deque(each for each in self._line if each[0] is not turn)
-            self._tell_waiting()
+            self._notify_waiting()
             if turn.done() and not turn.cancelled():
                 await turn.result().hand_over()
             raise
@@ -174,9 +174,9 @@ class MemoryLog:
             self.grants += 1
             self._holder = MemoryGrant(self, self.grants, on_change)
             turn.set_result(self._holder)
-        self._tell_waiting()
+        self._notify_waiting()
 
-    def _tell_waiting(self) -> None:
+    def _notify_waiting(self) -> None:
         if self._holder is not None:
             self._holder.on_change()
 

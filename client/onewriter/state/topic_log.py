@@ -86,7 +86,7 @@ class TopicLog:
         except Fenced as error:  # a takeover has rejected all waiters: queue again
             raise Unavailable(str(error)) from error
         return TopicGrant(
-            producer, tells_waiting=bool(self._proves_end), is_batched=self._is_batched
+            producer, knows_waiting=bool(self._proves_end), is_batched=self._is_batched
         )
 
     async def follow(self, after: Position | None) -> AsyncGenerator[LogEntry, None]:
@@ -158,10 +158,10 @@ class TopicLog:
 class TopicGrant:
     """Implements Grant over a WaitForExclusive producer."""
 
-    def __init__(self, producer: Producer, *, tells_waiting: bool, is_batched: bool) -> None:
+    def __init__(self, producer: Producer, *, knows_waiting: bool, is_batched: bool) -> None:
         self._producer = producer
         self._is_batched = is_batched
-        self._tells_waiting = tells_waiting
+        self._knows_waiting = knows_waiting
 
     @property
     def end(self) -> OnewriterError | None:
@@ -169,7 +169,7 @@ class TopicGrant:
 
     @property
     def waiting(self) -> int | None:
-        return self._producer.waiting if self._tells_waiting else None
+        return self._producer.waiting if self._knows_waiting else None
 
     async def append(self, messages: Sequence[LogMessage]) -> asyncio.Future[object]:
         receipts = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from onewriter._errors import Closed, OnewriterError
@@ -78,12 +77,7 @@ class Watch(Generic[Raw, C]):
         self._state.listen(self, self._received, self._ended)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._state.unlisten(self)
         self._end = Closed("the watch was closed")
         self._changed.notify()

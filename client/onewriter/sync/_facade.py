@@ -18,8 +18,7 @@ declaration says how the member is called:
 ``submitting``  a method that returns a receipt's future: here a ``concurrent.futures.Future``
 =============== ====================================================================================
 
-The declarations are the whole facade: 147 members have a signature and a docstring without repeating them. As
-generated source text they would be about 1,060 lines, besides the generator.
+The declarations are the whole facade: its members have a signature and a docstring without repeating them.
 """
 
 from __future__ import annotations

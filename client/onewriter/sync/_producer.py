@@ -21,7 +21,7 @@ from onewriter_core.ids import TopicName
 
 
 class Producer(Facade[AsyncProducer]):
-    """As ``onewriter.Producer``. Made by ``Client.create_producer``; for any thread."""
+    """The blocking form of ``onewriter.Producer``, for any thread. ``Client.create_producer`` returns it."""
 
     topic: Reading[AsyncProducer, TopicName] = Reading(lambda it: it.topic)
     options: Reading[AsyncProducer, ProducerOptions] = Reading(lambda it: it.options)
@@ -54,7 +54,10 @@ class Producer(Facade[AsyncProducer]):
 
 
 class Guarded(Facade[AsyncGuarded]):
-    """As ``onewriter.Guarded``; for any thread. Made by ``Leadership.guarded`` and ``Ownership``'s."""
+    """The blocking form of ``onewriter.Guarded``, for any thread.
+
+    ``Leadership.guarded`` and ``Ownership.guarded`` return it.
+    """
 
     topic: Reading[AsyncGuarded, str] = Reading(lambda it: it.topic)
     is_closed: Reading[AsyncGuarded, bool] = Reading(lambda it: it.is_closed)

@@ -85,7 +85,7 @@ class Stop:
         self._waiting: asyncio.Task[Any] | None = None
         loop = asyncio.get_running_loop()
         for which in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(which, self._asked, which)
+            loop.add_signal_handler(which, self._on_signal, which)
 
     @property
     def exit_code(self) -> int:
@@ -112,7 +112,7 @@ class Stop:
         finally:
             self._waiting = None
 
-    def _asked(self, which: signal.Signals) -> None:
+    def _on_signal(self, which: signal.Signals) -> None:
         self.signal = self.signal or which
         self._came.set()
         if self._waiting is not None:

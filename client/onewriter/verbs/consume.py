@@ -124,7 +124,7 @@ async def _print_all(
             message = await _next(source, follow=follow)
         except Unreadable as error:
             unreadable = unreadable or error
-            _tell_unreadable(error, as_json=as_json)
+            _print_unreadable(error, as_json=as_json)
             continue
         except EndOfTopic as end:
             click.echo(f"onewriter consume: {end}", err=True)
@@ -162,7 +162,7 @@ def _print(message: Message, *, as_json: bool) -> None:
     if not as_json:
         click.echo(message.content)
         return
-    said: dict[str, Any] = {
+    document: dict[str, Any] = {
         "messageId": str(message.id),
         "ledger": message.id.ledger,
         "entry": message.id.entry,
@@ -175,17 +175,17 @@ def _print(message: Message, *, as_json: bool) -> None:
         "redeliveryCount": message.redelivery_count,
     }
     if message.is_null:
-        line({**said, "content": None})
+        line({**document, "content": None})
         return
     try:
-        line({**said, "content": message.content.decode()})
+        line({**document, "content": message.content.decode()})
     except UnicodeDecodeError:
-        line({**said, "contentBase64": base64.b64encode(message.content).decode()})
+        line({**document, "contentBase64": base64.b64encode(message.content).decode()})
 
 
-def _tell_unreadable(error: Unreadable, *, as_json: bool) -> None:
+def _print_unreadable(error: Unreadable, *, as_json: bool) -> None:
     if as_json:
-        said = {"messageId": str(error.message_id), "error": "Unreadable", "reason": str(error)}
-        line(said, to_errors=True)
+        document = {"messageId": str(error.message_id), "error": "Unreadable", "reason": str(error)}
+        line(document, to_errors=True)
     else:
         click.echo(f"onewriter consume: {error}", err=True)

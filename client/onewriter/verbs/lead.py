@@ -89,7 +89,7 @@ class _Leading:
         grace_seconds: float,
         unconfirmed_seconds: float,
         output: str,
-        **asked: Any,
+        **requested: Any,
     ) -> None:
         self._connect = connect
         self._topic = topic
@@ -101,7 +101,7 @@ class _Leading:
             unconfirmed_seconds=unconfirmed_seconds,
         )
         self._is_json = output == "json"
-        self._asked = asked
+        self._asked = requested
 
     async def run(self) -> int:
         """Return the exit code. Raises OnewriterError if this process never led."""
@@ -149,5 +149,5 @@ class _Leading:
         if self._is_json:
             line({"event": event, "topic": self._topic, **facts}, to_errors=True)
         else:
-            said = ", ".join(f"{name} {value}" for name, value in facts.items())
-            click.echo(f"onewriter: {event}: {said}", err=True)
+            text = ", ".join(f"{name} {value}" for name, value in facts.items())
+            click.echo(f"onewriter: {event}: {text}", err=True)

@@ -118,13 +118,13 @@ class _Owning:
         """Return the exit code. Raises OnewriterError if no broker answered."""
         stop = Stop()
         async with self._connect.client() as client, contextlib.AsyncExitStack() as stack:
-            asked = client.own(
+            requested = client.own(
                 self._group or None,
                 [(resource, self._generation) for resource in self._resources],
                 identity=self._identity,
                 timeout_seconds=self._timeout_seconds,
             )
-            owned = await stop.unless(stack.enter_async_context(asked))
+            owned = await stop.unless(stack.enter_async_context(requested))
             return stop.exit_code if owned is None else await self._use(owned, stop)
 
     async def _use(self, owned: Ownerships, stop: Stop) -> int:
@@ -141,7 +141,7 @@ class _Owning:
             code = 0
             end = await first_of({End.LOST: lambda: _lost(owned), End.STOPPED: stop.wait})
         if end.is_loss:
-            self._tell_lost(owned, end)
+            self._print_lost(owned, end)
             return EXIT_LOST
         return code
 
@@ -155,7 +155,7 @@ class _Owning:
             environment,
             stop,
             lost=lambda: _lost(owned),
-            confirm=lambda: owned.go_on(list(owned)),
+            confirm=lambda: owned.confirm(list(owned)),
         )
 
     def _print(self, ownership: Ownership) -> None:
@@ -167,20 +167,20 @@ class _Owning:
                 return
             line({**facts, "error": str(end), "currentGeneration": _current(end)})
             return
-        said = f"denied: {end}" if end is not None else f"generation {ownership.generation}"
-        click.echo(f"{ownership.resource}: {said}")
+        text = f"denied: {end}" if end is not None else f"generation {ownership.generation}"
+        click.echo(f"{ownership.resource}: {text}")
 
-    def _tell_lost(self, owned: Ownerships, end: End) -> None:
+    def _print_lost(self, owned: Ownerships, end: End) -> None:
         lost = [each for each in owned if each.end is not None]
         if not lost:
-            self._tell_loss({}, end.value)
+            self._print_loss({}, end.value)
         for each in lost:
             current = _current(each.end)
-            self._tell_loss(
+            self._print_loss(
                 {"resource": each.resource, "currentGeneration": current}, str(each.end)
             )
 
-    def _tell_loss(self, facts: dict[str, Any], reason: str) -> None:
+    def _print_loss(self, facts: dict[str, Any], reason: str) -> None:
         """Print an event on standard error; standard output is the command's."""
         if self._is_json:
             line({"event": "lost", **facts, "error": reason}, to_errors=True)

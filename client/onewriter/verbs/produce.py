@@ -174,9 +174,9 @@ def _print_text(producer: Producer, ending: MessageId | OnewriterError) -> None:
 
 
 def _print_json(producer: Producer, ending: MessageId | OnewriterError) -> None:
-    said: dict[str, Any]
+    document: dict[str, Any]
     if isinstance(ending, MessageId):
-        said = {
+        document = {
             "messageId": str(ending),
             "ledger": ending.ledger,
             "entry": ending.entry,
@@ -184,14 +184,14 @@ def _print_json(producer: Producer, ending: MessageId | OnewriterError) -> None:
             "stored": True,
         }
     else:
-        said = {
+        document = {
             "error": type(ending).__name__,
             "reason": str(ending),
             "stored": None if isinstance(ending, OutcomeUnknown) else False,
         }
         if isinstance(ending, Fenced):
-            said["currentEpoch"] = ending.current_epoch
-    line({**said, "epoch": producer.epoch})
+            document["currentEpoch"] = ending.current_epoch
+    line({**document, "epoch": producer.epoch})
 
 
 async def _given(messages: Sequence[str]) -> AsyncIterator[bytes]:

@@ -218,9 +218,9 @@ class ProducerClaimSpec(ApiModel):
             return f"does not allow to {'take over' if is_takeover else 'lead'}"
         return None
 
-    def priority_in_effect(self, asked: int | None) -> int:
+    def priority_in_effect(self, requested: int | None) -> int:
         """The requested priority, else the claim's default, else 0; at most the claim's maximum."""
-        wanted = asked if asked is not None else self.default_priority or 0
+        wanted = requested if requested is not None else self.default_priority or 0
         return wanted if self.priority is None else min(wanted, self.priority)
 
 

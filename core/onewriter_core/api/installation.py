@@ -60,8 +60,8 @@ class StoreStatus(ApiModel):
     """Whether the operator installed it; false for an external store."""
     url: Text | None = None
     """Its address without credentials; with Sentinels the list of them."""
-    topology: Literal["Single", "Sentinel"] | None = None
-    """Single: one server. Sentinel: Sentinels name the present primary."""
+    topology: Literal["Single", "Sentinel", "Cluster"] | None = None
+    """Single: one server. Sentinel: Sentinels name the present primary. Cluster: several primaries."""
     durability: Word | None = None
     """The strongest durability that the store can promise at present."""
     memory: StoreMemory | None = None
@@ -129,7 +129,8 @@ class OneWriterStatus(ApiModel):
     versions: Versions | None = None
     """The versions that run."""
     conditions: Conditions = ()
-    """Ready sums up Installed, BrokersReady, StoreReachable, BucketsServed and CertificatesValid."""
+    """Ready sums up Installed, BrokersReady, StoreReachable, StoreHealthy, StoreComplete, BucketsServed and
+    CertificatesValid."""
 
 
 class OneWriter(Resource):

@@ -224,7 +224,7 @@ class LeaderService(ApiModel):
     """The Service's ports."""
 
     @model_validator(mode="after")
-    def _ports_are_told_apart(self) -> Self:
+    def _ports_are_distinct(self) -> Self:
         names = [port.name for port in self.ports]
         if len(names) > 1 and (None in names or len(set(names)) != len(names)):
             raise ValueError("if there are several ports, each needs a different name")

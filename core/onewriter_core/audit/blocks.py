@@ -13,7 +13,7 @@ from onewriter_core.publishers import publish_of
 
 
 class BlockHead(NamedTuple):
-    """A block without its entries. ``by``: the publisher that it names; None: the source does not say."""
+    """A block without its entries. ``by``: the publisher that it names; None: the source does not have it."""
 
     first: Position
     last: Position
@@ -37,26 +37,26 @@ class BlockObserver:
         self._since: Position | None = None
         self._named: tuple[int, str, str] | None = None
         self.open = ""
-        """The publish whose last block has not come yet."""
+        """The publish whose last block was not observed yet; empty if there is none."""
 
     def seed(self, head: BlockHead) -> None:
-        """The block before the first one: hashes and publishes continue from it."""
+        """Set the block before the first one: hashes and publishes continue from it."""
         self._follow(head)
         if head.publish and not head.ends_publish:
             self.open, self._since = head.publish, head.first
 
     def cut(self) -> None:
-        """Entries are missing: the next block has no known predecessor."""
+        """Record that entries are missing: the next block has no known predecessor."""
         self._chain, self._next = None, 0
         self.open, self._since = "", None
 
     def marker(self, position: Position) -> Iterator[Finding]:
-        """The next marker. No publish may be open before it."""
+        """Check the next marker. No publish may be open before it."""
         yield from self._left_open(position)
         self._ledger, self._next, self._chain = position.ledger, 1, CHAIN_START
 
     def block(self, head: BlockHead, chained: Callable[[bytes], bytes]) -> Iterator[BlockFact]:
-        """The next block. ``chained``: its hash after a block with a given hash."""
+        """Check the next block. ``chained`` computes its hash from the hash of the block before."""
         if self.open and head.publish != self.open:
             yield from self._left_open(head.first)
         yield from self._hash(head, chained)
@@ -72,7 +72,7 @@ class BlockObserver:
                 "S7",
                 (str(head.first), str(head.last)),
                 f"the entries {head.first} to {head.last} are not those that were written: their"
-                " hash does not follow on the one before",
+                " hash does not continue the hash of the block before",
             )
         if ledger >= self._ledger:
             self._follow(head)

@@ -57,7 +57,7 @@ class EntryRun(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The readable log continues at ``first``; what was before was trimmed, or is damaged."""
+    """The readable log continues at ``first``: the entries before it were trimmed, or are damaged."""
 
     first: Position
 
@@ -73,7 +73,7 @@ class Numbers(NamedTuple):
 
 
 class WriterRun(NamedTuple):
-    """Entries of one producer in one ledger, whose numbers rise from ``first`` to ``last``."""
+    """Entries of one producer in one ledger, whose sequence ids rise from ``first`` to ``last``."""
 
     ledger: int
     producer: str
@@ -82,14 +82,16 @@ class WriterRun(NamedTuple):
 
 
 class Misplaced(NamedTuple):
-    """An entry after an entry of the same producer: its number falls, or the chunk before it is missing."""
+    """An entry that should not follow the entry ``before`` of the same producer: its sequence id is lower, or a chunk
+    between them is missing.
+    """
 
     ledger: int
     producer: str
     before: Numbers
     after: Numbers
     is_torn: bool
-    """The chunk before it is missing."""
+    """Whether a chunk is missing, not only out of order."""
 
 
 class Fingerprint(NamedTuple):

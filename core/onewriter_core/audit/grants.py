@@ -19,13 +19,14 @@ from onewriter_core.audit.records import (
     PublisherRecord,
     ReadyRecord,
     ResumeRecord,
+    RiskRecord,
     UnreadableRecord,
     Waiter,
     parse_record,
 )
 from onewriter_core.ids import NUMBER_MAX, Position
 from onewriter_core.publishers import Publisher
-from onewriter_core.topic.model import AccessMode, Departure, PromotionPolicy, Purpose
+from onewriter_core.topic.model import AccessMode, PromotionPolicy, Purpose, TransitionCause
 
 _POLICIES = {policy.value for policy in PromotionPolicy}
 
@@ -37,6 +38,7 @@ class LogAudit:
     fences: dict[int, FenceRecord] = field(default_factory=dict)
     """The fences by ledger, in order."""
     losses: list[LossRecord] = field(default_factory=list)
+    at_risk: list[RiskRecord] = field(default_factory=list)
     forgotten: set[str] = field(default_factory=set)
     """Apps whose published version the log was ordered to forget."""
     publishers: dict[tuple[int, str], set[Publisher]] = field(default_factory=dict)
@@ -66,8 +68,10 @@ class LogAudit:
         return epoch in self.fences or (self.first_epoch is not None and self.first_epoch < epoch)
 
     def is_lost(self, after: Position, last: Position) -> bool:
-        """Whether the broker itself reported the loss of the entries after ``after``, up to ``last``."""
-        return any(loss.after <= after and last <= loss.last for loss in self.losses)
+        """Whether a broker reported that the entries after ``after``, up to ``last``, are lost or may be."""
+        return any(loss.after <= after and last <= loss.last for loss in self.losses) or any(
+            each.after <= after and last.ledger <= each.ledger for each in self.at_risk
+        )
 
 
 @dataclass(slots=True)
@@ -142,6 +146,8 @@ def check_audit(
                 yield from _resume(record, audit)
             case LossRecord():
                 audit.log(record.log).losses.append(record)
+            case RiskRecord():
+                audit.log(record.log).at_risk.append(record)
             case ForgetRecord():
                 audit.log(record.log).forgotten.add(record.app)
             case PublisherRecord():
@@ -161,7 +167,7 @@ def _fence(record: FenceRecord, audit: BucketAudit) -> Iterator[Finding]:
     for index, partition in enumerate(record.partitions):
         name = record.log_name(partition)
         log = audit.log(name)
-        if index == 0 or record.changes_hands:
+        if index == 0 or record.begins_epoch:
             yield from _epoch(record, log, name, is_first=index == 0)
             if log.first_epoch is None:
                 log.first_epoch = record.epoch
@@ -210,7 +216,7 @@ def _epoch(record: FenceRecord, log: LogAudit, name: str, *, is_first: bool) -> 
         yield Finding(
             name, "S3", places, f"epoch {record.epoch} was written after epoch {log.epoch}"
         )
-    elif record.changes_hands and record.epoch != record.ledger:
+    elif record.begins_epoch and record.epoch != record.ledger:
         yield Finding(
             name,
             "S3",
@@ -252,7 +258,7 @@ def _resume(record: ResumeRecord, audit: BucketAudit) -> Iterator[Finding]:
     fence = audit.ledgers.get(record.ledger)
     if fence is None or fence.topic != record.topic:
         return
-    if len(fence.partitions) > 1 and not fence.changes_hands:
+    if len(fence.partitions) > 1 and not fence.begins_epoch:
         return  # the record has only the first partition's epoch
     name = fence.log_name(fence.partitions[0])
     places = (_place(fence.record_id), _place(record.record_id))
@@ -278,7 +284,7 @@ def _publisher(record: PublisherRecord, audit: BucketAudit) -> Iterator[Finding]
     audit.recorders.add(record.broker)
     log.publishers.setdefault((record.epoch, record.app), set()).add(record.publisher)
     grant = log.fences.get(record.epoch)
-    if grant is None or not grant.changes_hands:
+    if grant is None or not grant.begins_epoch:
         if log.reaches_back_to(record.epoch):
             yield Finding(
                 record.log,
@@ -314,7 +320,8 @@ def _chosen(record: FenceRecord, audit: BucketAudit) -> Iterator[Finding]:
     if (
         record.kind is not Purpose.GRANT
         or record.mode != AccessMode.WAIT_FOR_EXCLUSIVE.name
-        or record.cause == Departure.HANDED_OVER.value  # an administrator may choose any waiter
+        or record.cause
+        == TransitionCause.HANDED_OVER.value  # an administrator may choose any waiter
         or promoted is None
         or left is None
     ):

@@ -225,7 +225,7 @@ class LogChecker:
         )
 
     def _as_audited(self, marker: LedgerBegins, record: FenceRecord) -> Iterator[Finding]:
-        is_of_this_log = record.changes_hands or record.log_name(record.partitions[0]) == self.log
+        is_of_this_log = record.begins_epoch or record.log_name(record.partitions[0]) == self.log
         if not is_of_this_log or marker.epoch is None:
             return
         places = (str(marker.position), f"audit {record.record_id}")
@@ -288,7 +288,7 @@ class LogChecker:
         """Epoch and broker of a ledger without a marker, as far as the audit shows."""
         record = self._known.fences.get(ledger)
         if record is None or not (
-            record.changes_hands or record.log_name(record.partitions[0]) == self.log
+            record.begins_epoch or record.log_name(record.partitions[0]) == self.log
         ):
             return None, ""
         return (record.epoch if record.producer else None), record.broker
@@ -305,6 +305,7 @@ class LogChecker:
         if state is not None:
             yield from self._remembered(state)
         yield from self._horizon(None if state is None else state.trimmed)
+        self._note_ranges_at_risk()
         if state is not None and state.ledger:
             yield from self._versions.finish(state.published)
         if self._unreadable:
@@ -337,6 +338,13 @@ class LogChecker:
             return
         yield Finding(self.log, "S12", ("state",), sentence)
 
+    def _note_ranges_at_risk(self) -> None:
+        for each in self._known.at_risk:
+            self._note(
+                f"a failover of the store may have lost acknowledged entries after {each.after}, in ledgers up"
+                f" to {each.ledger} (durability {each.durability})"
+            )
+
     def _horizon(self, trimmed: Position | None) -> Iterator[Finding]:
         """Where the log begins, and whether a trim explains it."""
         first = self.first
@@ -345,7 +353,9 @@ class LogChecker:
         begins_with_marker = first.entry == 0
         older = any(ledger < first.ledger for ledger in self._known.fences)
         if trimmed is not None:
-            if first > trimmed and not (begins_with_marker and self._known.losses):
+            if first > trimmed and not (
+                begins_with_marker and (self._known.losses or self._known.at_risk)
+            ):
                 yield Finding(
                     self.log,
                     "S5",

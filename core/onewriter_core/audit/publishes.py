@@ -15,8 +15,8 @@ APPS_REMEMBERED_MAX = 10_000
 
 @dataclass(slots=True)
 class VersionChecker:
-    """The publishes of one log in order. ``log`` is its name; ``forgotten``: apps that the log was ordered to
-    forget, whose versions may begin again.
+    """Checks the publishes of one log in order. ``log`` is its name; ``forgotten``: apps whose versions an
+    administrator removed, so that they may begin again.
     """
 
     log: str
@@ -29,7 +29,7 @@ class VersionChecker:
         if before is not None and run.version <= before[0] and run.app not in self.forgotten:
             yield self._finding(
                 (str(before[1]), str(run.first)),
-                f"version {run.version} of {run.app} follows on its version {before[0]}",
+                f"version {run.version} of {run.app} was published after version {before[0]}",
             )
         elif before is not None or len(self._versions) < APPS_REMEMBERED_MAX:
             self._versions[run.app] = (run.last_version, run.first)
@@ -41,7 +41,7 @@ class VersionChecker:
             if app not in self.forgotten and (known is None or known < version):
                 yield self._finding(
                     (str(position), "state"),
-                    f"version {version} of {app} is published, but the state knows"
+                    f"version {version} of {app} is published, but the last version in the state is"
                     f" {'none' if known is None else known}",
                 )
 

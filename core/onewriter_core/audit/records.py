@@ -71,7 +71,7 @@ class FenceRecord:
     leaderless_ms: int | None
 
     @property
-    def changes_hands(self) -> bool:
+    def begins_epoch(self) -> bool:
         """Whether an epoch began with it."""
         return self.kind in {Purpose.GRANT, Purpose.DEPOSE}
 
@@ -99,6 +99,18 @@ class LossRecord:
     log: str
     after: Position
     last: Position
+    time_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RiskRecord:
+    """Entries after ``after``, in ledgers up to ``ledger``, were perhaps acknowledged and lost."""
+
+    record_id: str
+    log: str
+    after: Position
+    ledger: int
+    durability: str
     time_ms: int | None
 
 
@@ -139,7 +151,15 @@ class ReadyRecord:
     leaderless_ms: int | None
 
 
-AuditRecord = FenceRecord | ResumeRecord | LossRecord | ForgetRecord | PublisherRecord | ReadyRecord
+AuditRecord = (
+    FenceRecord
+    | ResumeRecord
+    | LossRecord
+    | RiskRecord
+    | ForgetRecord
+    | PublisherRecord
+    | ReadyRecord
+)
 
 
 def parse_record(record_id: str, fields: Mapping[str, Any]) -> AuditRecord | None:
@@ -149,6 +169,15 @@ def parse_record(record_id: str, fields: Mapping[str, Any]) -> AuditRecord | Non
         if kind == "loss":
             after, last = Position.parse(fields["after"]), Position.parse(fields["last"])
             return LossRecord(record_id, fields["log"], after, last, _time(fields))
+        if kind == "risk":
+            return RiskRecord(
+                record_id,
+                fields["log"],
+                Position.parse(fields["after"]),
+                int(fields["ledger"]),
+                fields.get("durability", ""),
+                _time(fields),
+            )
         if kind == "forget":
             return ForgetRecord(record_id, fields["log"], fields["app"])
         if kind == PUBLISHER:

@@ -120,16 +120,16 @@ def may(
     principal: Principal,
     action: Action,
     resource: Resource,
-    asked: RequestedProducer | None = None,
+    requested: RequestedProducer | None = None,
 ) -> Granted | Denied:
     """Decide whether ``principal`` may do ``action`` to ``resource``.
 
-    ``asked`` is for PRODUCE: with it the decision is about this access mode, without it about any mode that the topic
+    ``requested`` is for PRODUCE: with it the decision is about this access mode, without it about any mode that the topic
     allows.
     """
     match resource:
         case TopicResource():
-            return _topic(principal, action, resource, asked)
+            return _topic(principal, action, resource, requested)
         case EpochResource():
             return _under_epoch(principal, action, resource)
         case OwnedResource():
@@ -182,14 +182,14 @@ def _owned(principal: Principal, action: Action, resource: OwnedResource) -> Gra
 
 
 def _topic(
-    principal: Principal, action: Action, topic: TopicResource, asked: RequestedProducer | None
+    principal: Principal, action: Action, topic: TopicResource, requested: RequestedProducer | None
 ) -> Granted | Denied:
     if topic.name.domain != "persistent":
         text = "only persistent topics are served here"
         return Denied(action, text, ServerError.NOT_ALLOWED_ERROR)
     match action:
         case Action.PRODUCE | Action.CREATE_SCHEMA:
-            return _produce(principal, action, topic, asked)
+            return _produce(principal, action, topic, requested)
         case Action.PUBLISH_UNDER_EPOCH | Action.STAGE:
             return _lacks(principal, action, topic, _NO_PROOF[Proof.NONE])
         case Action.CONSUME | Action.CHANGE_SUBSCRIPTION:
@@ -329,7 +329,7 @@ def _exists(principal: Principal, action: Action, topic: TopicResource) -> Denie
 
 
 def _produce(
-    principal: Principal, action: Action, topic: TopicResource, asked: RequestedProducer | None
+    principal: Principal, action: Action, topic: TopicResource, requested: RequestedProducer | None
 ) -> Granted | Denied:
     """Decide PRODUCE. Matching claims restrict a producer even if the topic requires no claim.
 
@@ -341,9 +341,9 @@ def _produce(
     if denied is not None:
         return denied
     if topic.declaration is None:
-        return _unclaimed(asked)
+        return _unclaimed(requested)
     access = topic.declaration.spec.access
-    priority = None if asked is None else asked.priority
+    priority = None if requested is None else requested.priority
     matching = sorted(
         _matching(principal, topic),
         key=lambda claim: (-claim.spec.priority_in_effect(priority), claim.metadata.name),
@@ -352,28 +352,28 @@ def _produce(
         return _no_claim(principal, action, topic)
     if not matching and not _may_write_unclaimed(principal, topic):
         return _no_writer(principal, action, topic)
-    if asked is None:
+    if requested is None:
         return _produce_somehow(principal, action, topic, matching)
-    if asked.mode not in access.modes:
+    if requested.mode not in access.modes:
         allowed = ", ".join(MODE_WORDS[each] for each in access.modes)
         text = (
-            f"{topic.name.base} does not allow access mode {MODE_WORDS[asked.mode]};"
+            f"{topic.name.base} does not allow access mode {MODE_WORDS[requested.mode]};"
             f" it allows {allowed}"
         )
         return Denied(action, text, ServerError.NOT_ALLOWED_ERROR)
     if not matching:
-        return _unclaimed(asked)
+        return _unclaimed(requested)
     objections = []
     for claim in matching:
-        objection = claim.spec.refuses_mode(asked.mode)
+        objection = claim.spec.refuses_mode(requested.mode)
         if objection is None:
             return Granted(
-                _queue_priority(asked.mode, claim.spec.priority_in_effect(priority)),
+                _queue_priority(requested.mode, claim.spec.priority_in_effect(priority)),
                 claim.metadata.name,
                 may_take_over=claim.spec.refuses_mode(AccessMode.EXCLUSIVE_WITH_FENCING) is None,
             )
         objections.append(f"{claim.metadata.name} {objection}")
-    text = f"mode {MODE_WORDS[asked.mode]} is not for it: ProducerClaim {'; '.join(objections)}"
+    text = f"mode {MODE_WORDS[requested.mode]} is not for it: ProducerClaim {'; '.join(objections)}"
     return _lacks(principal, action, topic, text)
 
 
@@ -412,8 +412,8 @@ def _no_writer(principal: Principal, action: Action, topic: TopicResource) -> De
     return _lacks(principal, action, topic, why, detail=_who_reads(topic))
 
 
-def _unclaimed(asked: RequestedProducer | None) -> Granted:
-    priority = 0 if asked is None else _queue_priority(asked.mode, asked.priority or 0)
+def _unclaimed(requested: RequestedProducer | None) -> Granted:
+    priority = 0 if requested is None else _queue_priority(requested.mode, requested.priority or 0)
     return Granted(priority, "", may_take_over=True)
 
 

@@ -48,7 +48,7 @@ class Principal:
 
     def has(self, *roles: Role) -> bool:
         """Whether the principal has one of these roles."""
-        return any(role in self.roles for role in roles)
+        return not self.roles.isdisjoint(roles)
 
     def __str__(self) -> str:
         return str(self.identity)
@@ -69,16 +69,17 @@ class RoleSubjects:
 
     def principal(self, identity: Identity) -> Principal:
         """The principal of an authenticated identity."""
+        are_named = self.administrators or self.observers or self.pipelines
+        if not self.authentication_required and not are_named:
+            return Principal(identity, EVERY_ROLE)
+        subject = identity.subject
+        if not subject or not are_named:
+            return Principal(identity)
         named = {
             Role.ADMINISTRATOR: self.administrators,
             Role.OBSERVER: self.observers,
             Role.PIPELINE: self.pipelines,
         }
-        if not self.authentication_required and not any(named.values()):
-            return Principal(identity, EVERY_ROLE)
-        subject = identity.subject
-        if not subject:
-            return Principal(identity)
         return Principal(
             identity, frozenset(role for role, subjects in named.items() if subject in subjects)
         )

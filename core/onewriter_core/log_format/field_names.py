@@ -44,7 +44,10 @@ TRIMMED: Final = "trimmed"
 """State field: the position below which blocks were dropped on purpose, or may have been."""
 
 LEDGER_ENDS: Final = "ledgerEnds"
-"""State field: for the ledgers in which the log was cut last, the last entry before each."""
+"""State field: the last entry before each ledger at which the log was trimmed most recently."""
+
+SETTLED: Final = "settled"
+"""State field: the registration of the dataset in which the log's losses were determined and reported."""
 
 TERMINATED: Final = "terminated"
 """State field: the last entry's position, ``0-0`` if there is none; absent: the log is not terminated."""
@@ -53,4 +56,7 @@ COMPACTED: Final = "compacted"
 """State field: the compacted view that counts; absent: the log was never compacted."""
 
 COMPACTING: Final = "compacting"
-"""State field: the attempt that writes, or wrote last, to the other view's key; absent: that key is empty."""
+"""State field: the latest attempt that writes to the slot which readers do not use; absent: that slot is empty."""
+
+WITNESS_PREFIX: Final = "witness:"
+"""State fields: what was copied of the log to the table with this id (``onewriter_core.witnesses``)."""

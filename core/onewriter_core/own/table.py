@@ -143,27 +143,27 @@ class OwnershipDenied:
 
 def decide(before: Ownership, request: OwnRequest) -> OwnershipGranted | OwnershipDenied:
     """The table of this module."""
-    asked, current, owner = request.generation, before.generation, before.owner
+    requested, current, owner = request.generation, before.generation, before.owner
     asked_max = max(GENERATION_ASKED_MAX, current + 1)
-    if not 0 <= asked <= asked_max:
-        text = f"a generation is a number from 0 to {asked_max}, not {asked}"
+    if not 0 <= requested <= asked_max:
+        text = f"a generation is a number from 0 to {asked_max}, not {requested}"
         return OwnershipDenied(ServerError.NOT_ALLOWED_ERROR, text, current)
-    if owner is not None and asked <= current and request.owner.is_return_of(owner):
+    if owner is not None and requested <= current and request.owner.is_return_of(owner):
         return OwnershipGranted(replace(before, is_owned=True), Cause.RETURNED)
     if request.only_returns:
         text = f"the ownership is over: the current generation is {current}"
         return OwnershipDenied(ServerError.PRODUCER_FENCED, text, current)
-    if asked == 0:
+    if requested == 0:
         if not request.may_reset:
             text = "generation 0 resets an ownership, and needs the permission resetOwnership"
             return OwnershipDenied(ServerError.AUTHORIZATION_ERROR, text, current)
         return _granted(before, request, current + 1, Cause.RESET)
     if not before.is_owned or owner is None:
         return _granted(before, request, current + 1, Cause.VACANT)
-    if asked > current:
-        return _granted(before, request, asked, Cause.OUTRANKED)
-    if asked < current:
-        text = f"there is a newer owner: the current generation is {current}, not {asked}"
+    if requested > current:
+        return _granted(before, request, requested, Cause.OUTRANKED)
+    if requested < current:
+        text = f"there is a newer owner: the current generation is {current}, not {requested}"
         return OwnershipDenied(ServerError.PRODUCER_FENCED, text, current)
     if not request.owner.is_same_as(owner):
         text = f"another identity owns generation {current}: only a higher one takes it over"

@@ -1,4 +1,4 @@
-"""The decision table: an access mode against the state of the partitions it wants (PIP-68)."""
+"""Decides a producer's request by its access mode and the state of the partitions that it requests (PIP-68)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onewriter_core.topic.fences import start_fence
 from onewriter_core.topic.lookups import (
     exclusive_owner,
     has_shared,
-    is_changing_hands,
+    is_ownership_ending,
     may_come_back,
     overlap,
     with_partition,
@@ -29,7 +29,6 @@ from onewriter_core.topic.model import (
     DEFERRED_MAX,
     WAITERS_MAX,
     AccessMode,
-    Departure,
     ImpossibleStep,
     Partition,
     ProducerGroup,
@@ -38,6 +37,7 @@ from onewriter_core.topic.model import (
     Shared,
     SharedProducer,
     Topic,
+    TransitionCause,
     Vacant,
 )
 from onewriter_core.topic.refusals import with_refused_group
@@ -48,20 +48,22 @@ def contend(
 ) -> Step:
     """Decide an exclusive request by its mode and the ownership of its partitions (the table of PIP-68).
 
-    ``extends``: a holder asks for a partition that was added. Waiters for all partitions wait for that holder
-    anyway.
+    ``extends``: the holder of the topic requests a partition that was added. The queue does not matter then,
+    because its members wait for that holder anyway.
     """
     owner = exclusive_owner(topic, group.partitions)
     shared_present = has_shared(topic, group.partitions)
     is_free = owner is None and not shared_present
+    if not is_free and group.mode is AccessMode.WAIT_FOR_EXCLUSIVE:
+        return _queued(topic, group)
     waiters: list[ProducerGroup] = []
-    if not extends and (is_free or group.mode is not AccessMode.WAIT_FOR_EXCLUSIVE):
+    if not extends:
         waiters = [w for w in topic.queue if overlap(w.partitions, group.partitions)]
     match group.mode:
         case AccessMode.EXCLUSIVE:
             if not waiters and may_come_back(topic, group.partitions):
                 # The client may be the former holder, whose grant was lost with its broker.
-                return _held_for_resume(topic, group, request)
+                return _wait_for_former_holder(topic, group, request)
             if owner is not None:
                 text = f"Topic has an existing exclusive producer: {owner}"
                 return topic, reject_all(group, text) + probes(topic, group.partitions)
@@ -71,16 +73,16 @@ def contend(
             if waiters:
                 return topic, reject_all(group, "Topic has waiting exclusive producers")
         case AccessMode.WAIT_FOR_EXCLUSIVE:
-            if not is_free or waiters or (topic.pending_fence is not None and not extends):
+            if waiters or (topic.pending_fence is not None and not extends):
                 return _queued(topic, group)
         case AccessMode.EXCLUSIVE_WITH_FENCING:
             refusal = _takeover_refusal(topic, group, request, is_free=is_free and not waiters)
             if refusal is not None:
                 return topic, refusal
             if topic.pending_fence is None and waiters:
-                topic, effects = _fenced_out(topic, waiters, now)
+                topic, effects = _without_waiters(topic, waiters, now)
                 topic, more = start_fence(
-                    topic, Purpose.GRANT, group.partitions, group, Departure.TAKEN_OVER
+                    topic, Purpose.GRANT, group.partitions, group, TransitionCause.TAKEN_OVER
                 )
                 return topic, effects + more
         case AccessMode.SHARED:
@@ -89,19 +91,19 @@ def contend(
             assert_never(group.mode)
     if topic.pending_fence is not None:
         return defer(topic, group, request)
-    return start_fence(topic, Purpose.GRANT, group.partitions, group, Departure.TAKEN_OVER)
+    return start_fence(topic, Purpose.GRANT, group.partitions, group, TransitionCause.TAKEN_OVER)
 
 
-def _held_for_resume(topic: Topic, group: ProducerGroup, request: Request) -> Step:
-    """An Exclusive request waits while the former holder may resume. A partitioned producer must retry as a whole."""
+def _wait_for_former_holder(topic: Topic, group: ProducerGroup, request: Request) -> Step:
+    """Keep an Exclusive request while the former holder may resume. A partitioned producer must retry as a whole."""
     if group.is_partitioned:
         text = "the topic is reserved for its former holder"
         return topic, tuple(not_ready(m.registration, text) for m in group.members)
     return defer(topic, group, request)
 
 
-def _fenced_out(topic: Topic, waiters: list[ProducerGroup], now: float) -> Step:
-    """Reject the waiters that a takeover removes, and remember it for their remaining requests."""
+def _without_waiters(topic: Topic, waiters: list[ProducerGroup], now: float) -> Step:
+    """Remove waiters that a takeover passes, and reject them, also their requests that have not arrived yet."""
     code, text = ServerError.PRODUCER_FENCED, "Fenced out"
     groups = {waiter.group_id for waiter in waiters}
     topic = replace(topic, queue=tuple(w for w in topic.queue if w.group_id not in groups))
@@ -113,7 +115,7 @@ def _fenced_out(topic: Topic, waiters: list[ProducerGroup], now: float) -> Step:
 def _takeover_refusal(
     topic: Topic, group: ProducerGroup, request: Request, *, is_free: bool
 ) -> tuple[Effect, ...] | None:
-    """Why this ExclusiveWithFencing request may not take the topic over; None: it may."""
+    """The rejection of an ExclusiveWithFencing request; None if it may take the topic over."""
     partitions = [
         partition for partition in topic.partitions if partition.number in group.partitions
     ]
@@ -151,13 +153,13 @@ def share_requested(topic: Topic, partition: Partition, request: Request) -> Ste
     if any(partition.number in waiter.partitions for waiter in topic.queue):
         return topic, (reject_busy(request, "Topic has waiting exclusive producers"),)
     pending = topic.pending_fence
-    is_sharing = (
+    is_fence_for_sharing = (
         pending is not None
         and pending.purpose is Purpose.SHARE
         and partition.number in pending.partitions
     )
     present = partition.ownership.producers if isinstance(partition.ownership, Shared) else ()
-    coming = pending.newcomers if pending is not None and is_sharing else ()
+    coming = pending.newcomers if pending is not None and is_fence_for_sharing else ()
     producer = SharedProducer(
         request.registration, request.producer_name, request.identity, request.reconnects
     )
@@ -169,15 +171,15 @@ def share_requested(topic: Topic, partition: Partition, request: Request) -> Ste
             text = f"Producer with name '{producer.producer_name}' is already connected to topic"
             return topic, (reject_busy(request, text), Probe(other.registration))
         if other in present:
-            effects = (Close(other.registration, Departure.CONNECTION_LOST),)
+            effects = (Close(other.registration, TransitionCause.CONNECTION_LOST),)
         else:
             effects = (reject_replaced(other.registration),)
         present = tuple(p for p in present if p != other)
         coming = tuple(p for p in coming if p != other)
-    if pending is not None and is_sharing:
+    if pending is not None and is_fence_for_sharing:
         pending = replace(pending, newcomers=(*coming, producer))
         return with_pending(topic, pending), effects
-    if is_changing_hands(topic, partition):
+    if is_ownership_ending(topic, partition):
         return defer(topic, None, request)
     if partition.is_open and isinstance(partition.ownership, Shared | Vacant):
         tenure = partition.ownership.tenure if isinstance(partition.ownership, Vacant) else None
@@ -198,13 +200,13 @@ def defer(topic: Topic, group: ProducerGroup | None, request: Request) -> Step:
 
     It replaces a deferred request of an older connection of the same producer.
     """
-    others = () if group is None else group.members
+    members = () if group is None else group.members
     former = [other for other in topic.deferred if _is_outdated(other, request)]
     effects: tuple[Effect, ...] = tuple(reject_replaced(other.registration) for other in former)
     deferred = tuple(other for other in topic.deferred if other not in former)
     topic = replace(topic, deferred=deferred)
-    if len(deferred) >= DEFERRED_MAX or len(others) > 1:
-        registrations = [m.registration for m in others] or [request.registration]
+    if len(deferred) >= DEFERRED_MAX or len(members) > 1:
+        registrations = [m.registration for m in members] or [request.registration]
         text = "the holder of the topic is changing"
         return topic, effects + tuple(not_ready(r, text) for r in registrations)
     return replace(topic, deferred=(*deferred, request)), effects

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.model import (
-    Departure,
     Outage,
     ProducerGroup,
     PromotionPolicy,
     Purpose,
     Tenure,
     Topic,
+    TransitionCause,
 )
 
 NEW_EPOCH = -1
@@ -38,7 +38,7 @@ class Fence:
     purpose: Purpose
     partitions: tuple[int, ...]
     group: ProducerGroup | None
-    departure: Departure
+    cause: TransitionCause
     stops: tuple[str, ...]
     tenures: tuple[tuple[int, Tenure | None], ...]
     deposed: tuple[tuple[int, tuple[Identity, ...]], ...]
@@ -84,7 +84,7 @@ class Close:
     """Close a granted producer. Its receipts are sent first."""
 
     registration: str
-    departure: Departure
+    cause: TransitionCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Record:
     epoch: int
     ledger: int
     holder: ProducerGroup | None
-    departure: Departure
+    cause: TransitionCause
     leaderless_seconds: float | None
     former: Tenure | None = None
     outage: Outage | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onewriter_core.topic.model import Departure, Loads, Partition, PromotionPolicy, Request
+from onewriter_core.topic.model import Loads, Partition, PromotionPolicy, Request, TransitionCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ProducerGone:
     """
 
     registration: str
-    departure: Departure
+    cause: TransitionCause
     now: float
     heard_at: float | None = None
 
@@ -35,8 +35,8 @@ class ProducerGone:
 class FenceStored:
     """The ``Fence`` effect of that number is durable. ``ledger`` is the ledger that it opened.
 
-    ``assured_at`` is the latest time at which the last holder of its partitions may have been assured that it
-    holds them. None: unknown, so it may be ``now``. ``stopped_at`` is when the fence stopped the writers of its
+    ``assured_at`` is the latest time at which the last holder may have learned that it still holds the topic. None:
+    unknown, ``now`` counts. ``stopped_at`` is when the fence stopped the writers of its
     partitions (None: ``now``), and ``heard_at`` their last sign of life (None: unknown).
     """
 
@@ -59,9 +59,13 @@ class FenceRefused:
 
 @dataclass(frozen=True, slots=True)
 class ClockTicked:
-    """A deadline that ``next_deadline`` returned may have passed."""
+    """A deadline that ``next_deadline`` returned may have passed.
+
+    ``resumable_until``: no reservation ends before it, because the broker answers returning holders late.
+    """
 
     now: float
+    resumable_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

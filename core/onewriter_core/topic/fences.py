@@ -11,8 +11,6 @@ from onewriter_core.topic.answers import grant_shared, grants, not_ready
 from onewriter_core.topic.effects import NEW_EPOCH, Answer, Close, Effect, Fence, Record, Step
 from onewriter_core.topic.events import FenceRefused, FenceStored
 from onewriter_core.topic.lookups import (
-    leaderless_seconds,
-    outage_before,
     tenure_of,
     with_holder,
     with_partition,
@@ -22,7 +20,7 @@ from onewriter_core.topic.lookups import (
 )
 from onewriter_core.topic.model import (
     DEPOSED_MAX,
-    Departure,
+    Absence,
     Draining,
     Ending,
     FencePhase,
@@ -40,6 +38,7 @@ from onewriter_core.topic.model import (
     SharedProducer,
     Tenure,
     Topic,
+    TransitionCause,
     Vacant,
 )
 from onewriter_core.topic.refusals import with_refused_group
@@ -51,7 +50,7 @@ def start_fence(
     purpose: Purpose,
     partitions: tuple[int, ...],
     group: ProducerGroup | None = None,
-    departure: Departure = Departure.NONE,
+    cause: TransitionCause = TransitionCause.NONE,
     *,
     newcomers: tuple[SharedProducer, ...] = (),
     answers: str = "",
@@ -60,24 +59,24 @@ def start_fence(
     if topic.pending_fence is not None:
         raise ImpossibleStep(f"{purpose} while {topic.pending_fence.purpose} is in progress")
     number = topic.fences_started + 1
-    changes_hands = purpose in {Purpose.GRANT, Purpose.DEPOSE}
+    begins_epoch = purpose in {Purpose.GRANT, Purpose.DEPOSE}
     stops: list[str] = []
     tenures: list[tuple[int, Tenure | None]] = []
     deposed: list[tuple[int, tuple[Identity, ...]]] = []
     for partition in (each for each in topic.partitions if each.number in partitions):
-        if changes_hands:
+        if begins_epoch:
             stops += writers(topic, partition)
-        deposed.append((partition.number, _deposed(partition, group, departure, purpose)))
+        deposed.append((partition.number, _deposed(partition, group, cause, purpose)))
         tenures.append((partition.number, _new_tenure(partition, purpose, group)))
     others = [w for w in topic.queue if group is None or w.group_id != group.group_id]
     best_loser = next(iter(in_order(others, topic)), None)
-    pending = PendingFence(number, purpose, partitions, group, newcomers, departure, answers)
+    pending = PendingFence(number, purpose, partitions, group, newcomers, cause, answers)
     fence = Fence(
         number,
         purpose,
         partitions,
         group,
-        departure,
+        cause,
         tuple(stops),
         tuple(tenures),
         tuple(deposed),
@@ -89,7 +88,7 @@ def start_fence(
     return replace(topic, fences_started=number, phase=Fencing(pending)), (fence,)
 
 
-def _known(group: ProducerGroup | None) -> ProducerGroup:
+def _required(group: ProducerGroup | None) -> ProducerGroup:
     if group is None:
         raise ImpossibleStep("a grant or a resume needs a producer group")
     return group
@@ -107,7 +106,7 @@ def _new_tenure(
 ) -> Tenure | None:
     match purpose:
         case Purpose.GRANT:
-            winner = _known(group)
+            winner = _required(group)
             return Tenure(NEW_EPOCH, winner.producer_name, winner.identity, winner.admitted_by)
         case Purpose.SHARE | Purpose.DEPOSE:
             return None
@@ -118,7 +117,7 @@ def _new_tenure(
 
 
 def _deposed(
-    partition: Partition, group: ProducerGroup | None, departure: Departure, purpose: Purpose
+    partition: Partition, group: ProducerGroup | None, cause: TransitionCause, purpose: Purpose
 ) -> tuple[Identity, ...]:
     """Identities that lost a tenure without leaving. A takeover by one of them must name the epoch."""
     if purpose not in {Purpose.GRANT, Purpose.DEPOSE}:
@@ -126,11 +125,11 @@ def _deposed(
     lost: Tenure | None = None
     match partition.ownership:
         case Held(tenure, _):
-            lost = tenure if departure is not Departure.HANDED_OVER else None
+            lost = tenure if cause is not TransitionCause.HANDED_OVER else None
         case Reserved(tenure, _):
             lost = tenure
-        case Vacant(tenure):
-            lost = tenure if partition.departure is not Departure.CLOSED else None
+        case Vacant(tenure, absence):
+            lost = tenure if absence.cause is not TransitionCause.CLOSED else None
         case Shared():
             lost = None
         case _:
@@ -179,7 +178,14 @@ def _ending(pending: PendingFence, event: FenceStored) -> Ending:
     An ordered handover takes the holder as alive until then.
     """
     at = event.now if event.stopped_at is None else event.stopped_at
-    return Ending(at, at if pending.departure is Departure.HANDED_OVER else event.heard_at)
+    return Ending(at, at if pending.cause is TransitionCause.HANDED_OVER else event.heard_at)
+
+
+def _absence(
+    partition: Partition, pending: PendingFence, now: float, ending: Ending | None
+) -> Absence:
+    """How the last writer left: before the fence, or because the fence stopped it (``ending``)."""
+    return partition.absence or Absence(pending.cause, now, ending)
 
 
 def _serves_until(partitions: list[Partition], assured_at: float) -> float:
@@ -197,11 +203,6 @@ def _drain(
     """Close the former writers now. The new writer gets its grant when no former holder may serve."""
     pending = phase.fence
     raises_epoch = pending.purpose is Purpose.GRANT
-    written = {
-        partition.number
-        for partition in topic.partitions
-        if isinstance(partition.ownership, Held | Shared)
-    }
     topic, closes = _evicted(topic, pending, now)
     for partition in (each for each in topic.partitions if each.number in pending.partitions):
         topic = with_partition(
@@ -211,11 +212,8 @@ def _drain(
                 epoch=draining.ledger if raises_epoch else partition.epoch,
                 ledger=draining.ledger,
                 is_open=_opens(phase, partition),
-                ownership=Vacant(),
-                departure=pending.departure if partition.number in written else partition.departure,
-                vacant_since=now if partition.number in written else partition.vacant_since,
-                ending=ending if partition.number in written else partition.ending,
-                deposed=_deposed(partition, pending.group, pending.departure, pending.purpose),
+                ownership=Vacant(absence=_absence(partition, pending, now, ending)),
+                deposed=_deposed(partition, pending.group, pending.cause, pending.purpose),
             ),
         )
     return replace(topic, phase=draining), closes
@@ -252,16 +250,13 @@ def _granted(
 ) -> Step:
     """Grant the fence's partitions. ``ending``: the end of the writers that the fence stopped just now."""
     pending = phase.fence
-    group = _known(pending.group)
+    group = _required(pending.group)
     present = _first_partition(topic, pending)
     first = phase.first if isinstance(phase, Draining) else present
-    was_held = isinstance(first.ownership, Held | Shared)
-    departure = pending.departure if was_held else first.departure
-    takes_over = isinstance(present.ownership, Held | Shared)
-    gap_seconds = 0.0 if takes_over else leaderless_seconds(present, now)
-    outage = outage_before(ending if takes_over else present.ending, now)
+    absence = _absence(present, pending, now, ending)
     topic, closes = _evicted(topic, pending, now)
     alive = bool(group.members)
+    lost = Absence(TransitionCause.CONNECTION_LOST, now, Ending(now, now))
     tenure = Tenure(ledger, group.producer_name, group.identity, group.admitted_by)
     for partition in (each for each in topic.partitions if each.number in pending.partitions):
         topic = with_partition(
@@ -271,11 +266,8 @@ def _granted(
                 epoch=ledger,
                 ledger=ledger,
                 is_open=_opens(phase, partition),
-                ownership=Held(tenure, group.group_id) if alive else Vacant(tenure),
-                departure=Departure.NONE if alive else Departure.CONNECTION_LOST,
-                vacant_since=None if alive else now,
-                ending=None if alive else Ending(now, now),
-                deposed=_deposed(partition, group, pending.departure, pending.purpose),
+                ownership=Held(tenure, group.group_id) if alive else Vacant(tenure, lost),
+                deposed=_deposed(partition, group, pending.cause, pending.purpose),
                 serve_seconds=group.serve_seconds if alive else 0.0,
             ),
         )
@@ -288,10 +280,10 @@ def _granted(
         ledger,
         ledger,
         group,
-        departure,
-        gap_seconds,
+        absence.cause,
+        absence.seconds(now),
         tenure_of(first),
-        outage,
+        absence.outage(now),
     )
     answer = _answers(pending, ledger)
     return topic, (*closes, *grants(topic, group, resumed=False), record, *answer)
@@ -302,11 +294,6 @@ def _vacated_by_order(
 ) -> Step:
     pending = phase.fence
     first = _first_partition(topic, pending)
-    written = {
-        partition.number
-        for partition in topic.partitions
-        if isinstance(partition.ownership, Held | Shared)
-    }
     topic, closes = _evicted(topic, pending, now)
     for partition in (each for each in topic.partitions if each.number in pending.partitions):
         topic = with_partition(
@@ -316,11 +303,12 @@ def _vacated_by_order(
                 epoch=ledger,
                 ledger=ledger,
                 is_open=_opens(phase, partition),
-                ownership=Vacant(),
-                departure=pending.departure,
-                vacant_since=now,
-                ending=ending if partition.number in written else partition.ending,
-                deposed=_deposed(partition, None, pending.departure, pending.purpose),
+                ownership=Vacant(
+                    absence=Absence(
+                        pending.cause, now, _absence(partition, pending, now, ending).ending
+                    )
+                ),
+                deposed=_deposed(partition, None, pending.cause, pending.purpose),
             ),
         )
     record = Record(
@@ -330,7 +318,7 @@ def _vacated_by_order(
         ledger,
         ledger,
         None,
-        pending.departure,
+        pending.cause,
         None,
         tenure_of(first),
     )
@@ -341,18 +329,16 @@ def _shared(topic: Topic, phase: FencePhase, ledger: int) -> Step:
     pending = phase.fence
     topic = _opened(topic, phase, ledger)
     partition = _first_partition(topic, pending)
-    ownership = Shared(pending.newcomers) if pending.newcomers else Vacant()
-    topic = with_partition(
-        topic,
-        replace(partition, ownership=ownership, vacant_since=None, ending=None, serve_seconds=0.0),
-    )
+    absence = partition.absence or Absence()
+    ownership = Shared(pending.newcomers) if pending.newcomers else Vacant(absence=absence)
+    topic = with_partition(topic, replace(partition, ownership=ownership, serve_seconds=0.0))
     return topic, tuple(grant_shared(partition, producer) for producer in pending.newcomers)
 
 
 def _resumed(topic: Topic, pending: PendingFence, now: float) -> Step:
     """Resume after the fence that the resume needed. The tenure may have ended meanwhile."""
     partition = _first_partition(topic, pending)
-    group = _known(pending.group)
+    group = _required(pending.group)
     tenure = Tenure(partition.epoch, group.producer_name, group.identity)
     match partition.ownership:
         case Vacant(kept) | Reserved(kept, _) if kept == tenure and group.members:
@@ -364,6 +350,9 @@ def _resumed(topic: Topic, pending: PendingFence, now: float) -> Step:
 
 def resume(topic: Topic, partition: Partition, group: ProducerGroup, now: float) -> Step:
     """Grant the partition to its tenure's holder again, with the same epoch and the same ledger."""
+    absence = partition.absence
+    if absence is None:
+        raise ImpossibleStep(f"partition {partition.number} has a writer and is resumed")
     tenure = Tenure(partition.epoch, group.producer_name, group.identity, group.admitted_by)
     record = Record(
         (partition.number,),
@@ -372,14 +361,13 @@ def resume(topic: Topic, partition: Partition, group: ProducerGroup, now: float)
         partition.epoch,
         partition.ledger,
         group,
-        partition.departure,
-        leaderless_seconds(partition, now),
+        absence.cause,
+        absence.seconds(now),
         tenure,
-        outage_before(partition.ending, now),
+        absence.outage(now),
     )
     topic = with_partition(
-        with_holder(topic, group),
-        replace(partition, ownership=Held(tenure, group.group_id), vacant_since=None, ending=None),
+        with_holder(topic, group), replace(partition, ownership=Held(tenure, group.group_id))
     )
     return topic, (*grants(topic, group, resumed=True), record)
 
@@ -399,7 +387,7 @@ def _evicted(topic: Topic, pending: PendingFence, now: float) -> Step:
     closes: list[Effect] = []
     for partition in (each for each in topic.partitions if each.number in pending.partitions):
         for registration in writers(topic, partition):
-            closes.append(Close(registration, pending.departure))
+            closes.append(Close(registration, pending.cause))
             if isinstance(partition.ownership, Held):
                 topic = without_member(topic, partition.ownership.group_id, registration)
     lost = set(pending.partitions)
@@ -408,7 +396,7 @@ def _evicted(topic: Topic, pending: PendingFence, now: float) -> Step:
         for h in topic.holders
     )
     topic = replace(topic, holders=holders)
-    return without_empty_holders(topic, pending.departure, now), tuple(closes)
+    return without_empty_holders(topic, pending.cause, now), tuple(closes)
 
 
 def fence_refused(topic: Topic, event: FenceRefused) -> Step:
@@ -423,7 +411,7 @@ def fence_refused(topic: Topic, event: FenceRefused) -> Step:
     topic = replace(topic, phase=Settled())
     effects: tuple[Effect, ...] = ()
     group = pending.group
-    if group is not None and pending.departure is Departure.HANDED_OVER:
+    if group is not None and pending.cause is TransitionCause.HANDED_OVER:
         if group.is_partitioned:
             group = replace(
                 group, partitions=tuple(partition.number for partition in topic.partitions)

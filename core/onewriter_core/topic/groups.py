@@ -8,7 +8,7 @@ from onewriter_core.topic.access_modes import contend
 from onewriter_core.topic.answers import not_ready
 from onewriter_core.topic.effects import Grant, Queue, Reject, Step
 from onewriter_core.topic.lookups import (
-    is_changing_hands,
+    is_ownership_ending,
     new_group,
     same_group,
     with_holder,
@@ -98,7 +98,7 @@ def _join(topic: Topic, partition: Partition, request: Request) -> Step | None:
         ownership = partition.ownership
         holds = isinstance(ownership, Held) and ownership.group_id == holder.group_id
         if holds and fits(holder):
-            if is_changing_hands(topic, partition):
+            if is_ownership_ending(topic, partition):
                 text = "the holder of the topic is changing"
                 return topic, (not_ready(request.registration, text),)
             joined = replace(holder, members=(*holder.members, member))

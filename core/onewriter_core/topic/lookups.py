@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import assert_never
 
 from onewriter_core.topic.model import (
+    Absence,
     AccessMode,
     Closed,
-    Departure,
     Draining,
     Ending,
     Fencing,
@@ -16,7 +16,6 @@ from onewriter_core.topic.model import (
     Held,
     ImpossibleStep,
     Member,
-    Outage,
     Partition,
     PendingFence,
     ProducerGroup,
@@ -27,6 +26,7 @@ from onewriter_core.topic.model import (
     Shared,
     Tenure,
     Topic,
+    TransitionCause,
     Vacant,
 )
 
@@ -81,7 +81,7 @@ def has_shared(topic: Topic, partitions: tuple[int, ...]) -> bool:
     )
 
 
-def is_changing_hands(topic: Topic, partition: Partition) -> bool:
+def is_ownership_ending(topic: Topic, partition: Partition) -> bool:
     """Whether the pending fence ends the present ownership of the partition."""
     pending = topic.pending_fence
     ends_tenures = {Purpose.GRANT, Purpose.SHARE, Purpose.DEPOSE}
@@ -130,6 +130,25 @@ def with_partition(topic: Topic, partition: Partition) -> Topic:
     )
 
 
+def with_ending(partition: Partition, ending: Ending | None) -> Partition:
+    """The partition without a writer, and when the right of its last writer ended."""
+    match partition.ownership:
+        case Vacant(_, absence) | Reserved(_, _, absence):
+            absence = replace(absence, ending=ending)
+            return replace(partition, ownership=replace(partition.ownership, absence=absence))
+        case Held() | Shared():
+            raise ImpossibleStep(f"partition {partition.number} has a writer")
+        case _:
+            assert_never(partition.ownership)
+
+
+def with_reservation(partition: Partition, until: float) -> Partition:
+    """The partition, and if it is reserved for a returning holder, with this end of the reservation."""
+    if not isinstance(partition.ownership, Reserved):
+        return partition
+    return replace(partition, ownership=replace(partition.ownership, until=until))
+
+
 def pending_fence_of(topic: Topic) -> PendingFence:
     """The pending fence of a topic that is known to have one."""
     fence = topic.pending_fence
@@ -161,7 +180,7 @@ def without_member(topic: Topic, group_id: str, registration: str) -> Topic:
 def vacated(
     partition: Partition,
     tenure: Tenure,
-    departure: Departure,
+    cause: TransitionCause,
     now: float,
     heard_at: float | None = None,
 ) -> Partition:
@@ -169,17 +188,16 @@ def vacated(
     may_resume = not (isinstance(partition.ownership, Held) and partition.ownership.may_be_lost)
     return replace(
         partition,
-        ownership=Vacant(tenure if may_resume else None),
-        departure=departure,
-        vacant_since=now,
-        ending=Ending(now, heard_at),
+        ownership=Vacant(
+            tenure if may_resume else None, Absence(cause, now, Ending(now, heard_at))
+        ),
         # A client stops serving before it closes its producer.
-        serve_seconds=0.0 if departure is Departure.CLOSED else partition.serve_seconds,
+        serve_seconds=0.0 if cause is TransitionCause.CLOSED else partition.serve_seconds,
     )
 
 
 def without_empty_holders(
-    topic: Topic, departure: Departure, now: float, heard_at: float | None = None
+    topic: Topic, cause: TransitionCause, now: float, heard_at: float | None = None
 ) -> Topic:
     """Remove holders that have no members left, also from partitions for which they never had a member."""
     for holder in topic.holders:
@@ -187,7 +205,7 @@ def without_empty_holders(
             match partition.ownership:
                 case Held(tenure, holder.group_id) if not holder.members:
                     if partition.number in holder.partitions:
-                        vacant = vacated(partition, tenure, departure, now, heard_at)
+                        vacant = vacated(partition, tenure, cause, now, heard_at)
                         topic = with_partition(topic, vacant)
                 case _:
                     pass
@@ -209,19 +227,6 @@ def tenure_of(partition: Partition) -> Tenure | None:
 
 def overlap(some: tuple[int, ...], others: tuple[int, ...]) -> bool:
     return some == others or not set(some).isdisjoint(others)
-
-
-def leaderless_seconds(partition: Partition, now: float) -> float | None:
-    return None if partition.vacant_since is None else now - partition.vacant_since
-
-
-def outage_before(ending: Ending | None, now: float) -> Outage | None:
-    """The outage before a grant at ``now``. None: unknown, or there was no writer."""
-    if ending is None:
-        return None
-    heard_at = ending.heard_at
-    detection = None if heard_at is None else max(0.0, ending.at - heard_at)
-    return Outage(detection, max(0.0, now - ending.at))
 
 
 def new_group(

@@ -49,7 +49,7 @@ class AccessMode(enum.IntEnum):
     EXCLUSIVE_WITH_FENCING = 3
 
 
-class Departure(enum.Enum):
+class TransitionCause(enum.Enum):
     """Why a writer stopped writing: the cause of the next transition."""
 
     NONE = "Initial"
@@ -170,10 +170,48 @@ class Tenure:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a writer's right to write.
+
+    ``at``: when the writer left or was found dead, or when a fence stopped it. ``heard_at``: its last sign of life;
+    None: unknown.
+    """
+
+    at: float
+    heard_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """How the last writer of a partition left, for the record of the next transition.
+
+    ``since``: since when there is no writer; None: there never was one, or it is unknown. ``ending``: the end of the last
+    writer's right; None: likewise.
+    """
+
+    cause: TransitionCause = TransitionCause.NONE
+    since: float | None = None
+    ending: Ending | None = None
+
+    def seconds(self, now: float) -> float | None:
+        """How long there has been no writer. None: unknown, or there never was one."""
+        return None if self.since is None else now - self.since
+
+    def outage(self, grant: float) -> Outage | None:
+        """The outage if a producer gets its grant at that time. None: unknown, or there never was a writer."""
+        if self.ending is None:
+            return None
+        at, heard_at = self.ending.at, self.ending.heard_at
+        detection = None if heard_at is None else max(0.0, at - heard_at)
+        return Outage(detection, max(0.0, grant - at))
+
+
+@dataclass(frozen=True, slots=True)
 class Vacant:
     """No producer writes. The holder of the tenure, if there is one, may resume it."""
 
     tenure: Tenure | None = None
+    absence: Absence = Absence()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +220,7 @@ class Reserved:
 
     tenure: Tenure
     until: float
+    absence: Absence = Absence()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,18 +256,6 @@ Ownership = Vacant | Reserved | Shared | Held
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """The end of a writer's right to write.
-
-    ``at``: when the writer left or was found dead, or when a fence stopped it. ``heard_at``: its last sign of life;
-    None: unknown.
-    """
-
-    at: float
-    heard_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Outage:
     """The time in which no producer could write before a grant, in seconds.
 
@@ -252,10 +279,9 @@ class Partition:
     """One partition and its ownership.
 
     ``epoch`` is the highest topic epoch ever granted here. ``ledger`` is the newest ledger that this broker
-    fenced. ``is_open``: this broker fenced it in the present dataset and may append. ``departure`` and
-    ``vacant_since`` state how and when the last writer left, for the record of the next transition. ``ending`` is
-    the end of that writer's right; None: there is a writer, or the end is unknown. ``deposed`` lists identities that lost a tenure without leaving. ``serve_seconds``: the last holder may act for the topic
-    for this time after its last assurance; 0: it may not, or it left by itself.
+    fenced. ``is_open``: this broker fenced it in the present dataset and may append. ``deposed`` lists identities
+    that lost a tenure without leaving. ``serve_seconds``: the last holder may act for the topic for this time after
+    its last assurance; 0: it may not, or it left by itself.
     """
 
     number: int
@@ -263,11 +289,19 @@ class Partition:
     ledger: int = 0
     is_open: bool = False
     ownership: Ownership = Vacant()
-    departure: Departure = Departure.NONE
-    vacant_since: float | None = None
-    ending: Ending | None = None
     deposed: tuple[Identity, ...] = ()
     serve_seconds: float = 0.0
+
+    @property
+    def absence(self) -> Absence | None:
+        """How the last writer left. None: there is a writer."""
+        match self.ownership:
+            case Vacant(_, absence) | Reserved(_, _, absence):
+                return absence
+            case Shared() | Held():
+                return None
+            case _:
+                assert_never(self.ownership)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +317,7 @@ class PendingFence:
     partitions: tuple[int, ...]
     group: ProducerGroup | None = None
     newcomers: tuple[SharedProducer, ...] = ()
-    departure: Departure = Departure.NONE
+    cause: TransitionCause = TransitionCause.NONE
     answers: str = ""
 
 

@@ -35,7 +35,7 @@ from onewriter_core.topic.lookups import (
     awaits_resume,
     free_partitions,
     holder_of,
-    is_changing_hands,
+    is_ownership_ending,
     new_group,
     pending_fence_of,
     vacated,
@@ -47,9 +47,10 @@ from onewriter_core.topic.lookups import (
     writers,
 )
 from onewriter_core.topic.model import (
+    Absence,
     AccessMode,
     Closed,
-    Departure,
+    Ending,
     FencingFormerDataset,
     Held,
     ImpossibleStep,
@@ -63,6 +64,7 @@ from onewriter_core.topic.model import (
     Shared,
     Tenure,
     Topic,
+    TransitionCause,
     Vacant,
 )
 from onewriter_core.topic.waiters import in_order, next_promoted
@@ -105,7 +107,7 @@ def _returned(topic: Topic, partition: Partition, request: Request, epoch: int, 
             reject_old_epoch(registration, epoch, partition.epoch),
         )
     tenure = Tenure(epoch, request.producer_name, request.identity)
-    if is_changing_hands(topic, partition):
+    if is_ownership_ending(topic, partition):
         return topic, (not_ready(registration, "the holder of the topic is changing"),)
     match partition.ownership:
         case Held(held, group_id, may_be_lost) if held == tenure and not may_be_lost:
@@ -152,7 +154,7 @@ def _replaced(topic: Topic, partition: Partition, group_id: str, request: Reques
         ),
     )
     if old is not None:
-        effects = (Close(old.registration, Departure.CONNECTION_LOST), *effects)
+        effects = (Close(old.registration, TransitionCause.CONNECTION_LOST), *effects)
     return with_holder(topic, holder), effects
 
 
@@ -172,9 +174,9 @@ def settle(topic: Topic, effects: tuple[Effect, ...], now: float) -> Step:
             and (partition.ledger > 0 or isinstance(partition.ownership, Held | Shared))
         )
         if lost:
-            topic, more = start_fence(topic, Purpose.DEPOSE, lost, None, Departure.GRANT_LOST)
+            topic, more = start_fence(topic, Purpose.DEPOSE, lost, None, TransitionCause.GRANT_LOST)
         elif unfenced:
-            topic, more = start_fence(topic, Purpose.REFENCE, unfenced, None, Departure.NONE)
+            topic, more = start_fence(topic, Purpose.REFENCE, unfenced, None, TransitionCause.NONE)
         elif (request := _next_deferred(topic)) is not None:
             rest = tuple(other for other in topic.deferred if other is not request)
             topic, more = _decided(replace(topic, deferred=rest), request, now)
@@ -186,7 +188,7 @@ def settle(topic: Topic, effects: tuple[Effect, ...], now: float) -> Step:
                 topic, queue=tuple(w for w in topic.queue if w.group_id != waiter.group_id)
             )
             topic, more = start_fence(
-                topic, Purpose.GRANT, waiter.partitions, waiter, Departure.NONE
+                topic, Purpose.GRANT, waiter.partitions, waiter, TransitionCause.NONE
             )
         effects += more
     return topic, effects
@@ -202,7 +204,7 @@ def _start_or_defer(topic: Topic, request: Request, purpose: Purpose, partition:
     pending = topic.pending_fence
     if pending is None:
         topic = replace(topic, arrivals=topic.arrivals + 1)
-        return start_fence(topic, purpose, (partition.number,), group, Departure.NONE)
+        return start_fence(topic, purpose, (partition.number,), group, TransitionCause.NONE)
     older = pending.group
     if (
         (pending.purpose, pending.partitions) == (purpose, (partition.number,))
@@ -218,7 +220,7 @@ def _start_or_defer(topic: Topic, request: Request, purpose: Purpose, partition:
 
 def gone(topic: Topic, event: ProducerGone) -> Step:
     """A producer left or was found dead. It frees what it holds, nothing else."""
-    registration, departure, now = event.registration, event.departure, event.now
+    registration, cause, now = event.registration, event.cause, event.now
     heard_at = event.heard_at
     topic = replace(
         topic,
@@ -231,21 +233,22 @@ def gone(topic: Topic, event: ProducerGone) -> Step:
             case Shared(producers):
                 staying = tuple(p for p in producers if p.registration != registration)
                 if staying != producers:
-                    ownership = Shared(staying) if staying else Vacant()
+                    absence = Absence(cause, now, Ending(now, heard_at))
+                    ownership = Shared(staying) if staying else Vacant(absence=absence)
                     topic = with_partition(topic, replace(partition, ownership=ownership))
             case Held(tenure, group_id):
                 members = holder_of(topic, group_id).members
                 if Member(partition.number, registration) in [
                     replace(m, reconnects=0) for m in members
                 ]:
-                    vacant = vacated(partition, tenure, departure, now, heard_at)
+                    vacant = vacated(partition, tenure, cause, now, heard_at)
                     topic = with_partition(topic, vacant)
                     topic = without_member(topic, group_id, registration)
             case Vacant() | Reserved():
                 pass
             case _:
                 assert_never(partition.ownership)
-    return without_empty_holders(topic, departure, now, heard_at), ()
+    return without_empty_holders(topic, cause, now, heard_at), ()
 
 
 def gone_while_fencing(topic: Topic, event: ProducerGone) -> Step:
@@ -258,24 +261,25 @@ def gone_while_fencing(topic: Topic, event: ProducerGone) -> Step:
 
 def ticked(topic: Topic, event: ClockTicked) -> Step:
     """End what is due: reservations, remembered refusals, the wait for a partition 0."""
-    topic, due = _expired(topic, event.now)
+    topic, due = _expired(topic, event)
     return _requested_alone(topic, due, event.now)
 
 
 def ticked_while_draining(topic: Topic, event: ClockTicked) -> Step:
     """As ``ticked``. Also grants the topic if the former holder's serving time has passed."""
-    topic, due = _expired(topic, event.now)
+    topic, due = _expired(topic, event)
     topic, effects = end_drain(topic, event.now)
     topic, more = _requested_alone(topic, due, event.now)
     return topic, effects + more
 
 
-def _expired(topic: Topic, now: float) -> tuple[Topic, list[Request]]:
-    """The topic without what is due at ``now``, and the requests that waited for a partition 0."""
+def _expired(topic: Topic, event: ClockTicked) -> tuple[Topic, list[Request]]:
+    """The topic without what is due, and the requests that waited for a partition 0."""
+    now = event.now
     for partition in topic.partitions:
         if isinstance(partition.ownership, Reserved) and partition.ownership.until <= now:
-            ended = replace(partition, ownership=Vacant(partition.ownership.tenure))
-            topic = with_partition(topic, ended)
+            ownership = _after_reservation(partition.ownership, event)
+            topic = with_partition(topic, replace(partition, ownership=ownership))
     due = [held.request for held in topic.held_back if held.until <= now]
     topic = replace(
         topic,
@@ -283,6 +287,13 @@ def _expired(topic: Topic, now: float) -> tuple[Topic, list[Request]]:
         refused_groups=tuple(g for g in topic.refused_groups if g.until > now),
     )
     return topic, due
+
+
+def _after_reservation(reserved: Reserved, event: ClockTicked) -> Reserved | Vacant:
+    """A reservation that is due ends, unless the broker answers returning holders late."""
+    if event.resumable_until > event.now:
+        return replace(reserved, until=event.resumable_until)
+    return Vacant(reserved.tenure, reserved.absence)
 
 
 def _requested_alone(topic: Topic, due: list[Request], now: float) -> Step:
@@ -308,7 +319,7 @@ def handed_over(topic: Topic, event: HandoverRequested) -> Step:
                 Purpose.GRANT,
                 waiter.partitions,
                 waiter,
-                Departure.HANDED_OVER,
+                TransitionCause.HANDED_OVER,
                 answers=identifier,
             )
     refusal = f"no producer {to!r} is waiting" if to else "no producer is waiting"
@@ -322,7 +333,7 @@ def deposed(topic: Topic, event: FenceRequested) -> Step:
         return topic, (Answer(event.identifier, topic.epoch, refusal),)
     numbers = tuple(partition.number for partition in topic.partitions)
     return start_fence(
-        topic, Purpose.DEPOSE, numbers, None, Departure.FENCED, answers=event.identifier
+        topic, Purpose.DEPOSE, numbers, None, TransitionCause.FENCED, answers=event.identifier
     )
 
 
@@ -344,7 +355,7 @@ def rolled(topic: Topic, event: LedgerFull) -> Step:
     partition = topic.partition(event.partition)
     if partition is None or not partition.is_open:
         return topic, ()
-    return start_fence(topic, Purpose.ROLL, (event.partition,), None, Departure.NONE)
+    return start_fence(topic, Purpose.ROLL, (event.partition,), None, TransitionCause.NONE)
 
 
 def dataset_changed(topic: Topic, event: DatasetChanged) -> Step:
@@ -363,8 +374,8 @@ def _without_grant(ownership: Ownership) -> Ownership:
     match ownership:
         case Held():
             return replace(ownership, may_be_lost=True)
-        case Vacant() | Reserved():
-            return Vacant()
+        case Vacant(_, absence) | Reserved(_, _, absence):
+            return Vacant(absence=absence)
         case Shared():
             return ownership
         case _:
@@ -403,7 +414,7 @@ def unloaded(topic: Topic, event: Unloaded) -> Step:
     reason = event.reason
     effects: list[Effect] = []
     for partition in topic.partitions:
-        effects += [Close(r, Departure.MOVED) for r in writers(topic, partition)]
+        effects += [Close(r, TransitionCause.MOVED) for r in writers(topic, partition)]
     unanswered = [h.request.registration for h in topic.held_back]
     unanswered += [r.registration for r in topic.deferred]
     unanswered += [m.registration for w in topic.queue for m in w.members]

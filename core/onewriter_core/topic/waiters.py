@@ -38,7 +38,7 @@ def in_order(waiters: Iterable[ProducerGroup], topic: Topic) -> list[ProducerGro
 
 
 def load_of(topic: Topic, waiter: ProducerGroup) -> int:
-    """The number of topics that the waiter's host leads, as last reported, without those that it waits for.
+    """The number of topics that the waiter's host leads, as last reported, without the partitions that this waiter wants.
 
     A partition of this topic that the host holds alone counts as one topic.
     """
@@ -46,6 +46,7 @@ def load_of(topic: Topic, waiter: ProducerGroup) -> int:
 
 
 def _leads_beside(topic: Topic, waiter: ProducerGroup) -> int:
+    """How many holders of other partitions of this topic run on the waiter's host."""
     return sum(
         holder.host == waiter.host and not overlap(holder.partitions, waiter.partitions)
         for holder in topic.holders

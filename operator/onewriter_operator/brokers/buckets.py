@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from onewriter_core.ids import TopicName, bucket_of
-from onewriter_operator.kinds import Json
+from onewriter_core.json_values import Json
 from onewriter_operator.plan.facts import BucketFacts
 
 PATIENCE_SECONDS: Final = 10.0

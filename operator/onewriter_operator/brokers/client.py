@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 import aiohttp
 
-from onewriter_operator.kinds import Json
+from onewriter_core.json_values import Json
+from onewriter_core.topic_view import TopicView, parse_view
 from onewriter_operator.plan.facts import StoredTopic
-from onewriter_operator.plan.view import TopicView, parse_view
 
 REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 5.0
@@ -129,7 +129,9 @@ class BrokerClient:
                 # A restarted broker has an entry for each of its processes.
                 alive[name] = alive.get(name, False) or each["alive"] is True
         except (KeyError, TypeError) as error:
-            raise BrokerUnreachable(f"its list of brokers is not understood: {error!r}") from error
+            raise BrokerUnreachable(
+                f"the broker sent an invalid list of brokers: {error!r}"
+            ) from error
         return alive
 
     async def look_up(self, names: Sequence[str]) -> tuple[dict[str, StoredTopic], set[str]]:
@@ -151,7 +153,9 @@ class BrokerClient:
                 for name, each in answer["topics"].items()
             }
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise BrokerUnreachable(f"its answer is not understood: {error!r}") from error
+            raise BrokerUnreachable(
+                f"the broker sent an invalid list of topics: {error!r}"
+            ) from error
         return {
             name: found.get(name, StoredTopic()) for name in names if name not in elsewhere
         }, elsewhere
@@ -224,7 +228,7 @@ class BrokerClient:
         return True
 
     async def watch(self) -> AsyncIterator[Json]:
-        """The lines of its stream until it ends. Raises BrokerUnreachable, BrokerRefused."""
+        """The lines of the broker's stream, until it ends. Raises BrokerUnreachable, BrokerRefused."""
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS
         )
@@ -267,7 +271,7 @@ class BrokerClient:
                 **parameters,
             ) as answer:
                 if 300 <= answer.status < 400:
-                    raise NotServedHere(f"{self.name} does not serve it")
+                    raise NotServedHere(f"broker {self.name} does not serve the topic")
                 if answer.status >= 400:
                     raise await _refused(answer)
                 text = await answer.read()
@@ -279,7 +283,7 @@ class BrokerClient:
             if task is None or task.cancelling():
                 raise
             # This task was not cancelled: closing the session cancels a name look-up in progress.
-            raise BrokerUnreachable("the connection was closed meanwhile") from error
+            raise BrokerUnreachable("the connection was closed during the request") from error
 
 
 def _topic_path(name: str) -> str:
@@ -299,12 +303,12 @@ async def _refused(answer: aiohttp.ClientResponse) -> Exception:
     """BrokerRefused for a permanent refusal, BrokerUnreachable for one that may be temporary."""
     text = (await answer.content.read(64 * 1024)).decode("utf-8", "replace")
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except ValueError:
-        said = {}
-    errors = said.get("errors") if isinstance(said, dict) else None
+        document = {}
+    errors = document.get("errors") if isinstance(document, dict) else None
     if not isinstance(errors, list):
-        reason = said.get("reason") if isinstance(said, dict) else None
+        reason = document.get("reason") if isinstance(document, dict) else None
         errors = [reason or text or answer.reason]
     errors = [str(each)[:REASON_LENGTH_MAX] for each in errors]
     if answer.status >= 500 or answer.status in {401, 403, 408, 429}:
@@ -323,7 +327,7 @@ def _count(found: Json, name: str) -> int:
     """A number of an answer. Raises BrokerUnreachable if the answer lacks it."""
     value = found.get(name)
     if not isinstance(value, int):
-        raise BrokerUnreachable(f"the answer has no number {name}")
+        raise BrokerUnreachable(f"the broker's answer has no number {name!r}")
     return value
 
 

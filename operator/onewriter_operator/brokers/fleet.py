@@ -16,6 +16,9 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import Key
+from onewriter_core.topic_view import TopicView, parse_view
 from onewriter_operator.brokers.buckets import PATIENCE_SECONDS, Buckets
 from onewriter_operator.brokers.client import (
     BrokerClient,
@@ -32,12 +35,11 @@ from onewriter_operator.brokers.delays import (
     Debounce,
 )
 from onewriter_operator.brokers.lookups import TOGETHER_MAX, LookUps
+from onewriter_operator.brokers.store_problems import LastingProblem, full, read_only, unreachable
 from onewriter_operator.brokers.views import View, Views, claims_in
-from onewriter_operator.declarations import BODY_BYTES_MAX, Declarations, Desired
-from onewriter_operator.kinds import Json, Key
+from onewriter_operator.declarations import BODY_BYTES_MAX, Declarations, Desired, Piece
 from onewriter_operator.plan.broker_report import BrokerReport, parse_report
 from onewriter_operator.plan.facts import Applied, BucketFacts, FleetState, StoredTopic
-from onewriter_operator.plan.view import TopicView, parse_view
 
 GRACE_SECONDS: Final = 10.0
 """A broker whose stream broke still counts as followed for this time."""
@@ -93,7 +95,7 @@ class Listener(Protocol):
         """The number of followed brokers changed."""
 
     def buckets_changed(self, topics_in: Callable[[Iterable[str]], Collection[str]]) -> None:
-        """Some buckets began or ceased to wait; ``topics_in`` selects the topics of these buckets."""
+        """Some buckets began or ceased to wait, or all with the store; ``topics_in`` selects their topics."""
 
     def drifted(self, broker: str) -> None:
         """A broker had a desired state that this operator did not send."""
@@ -106,8 +108,10 @@ class Listener(Protocol):
 class _Broker:
     """One broker and its state.
 
-    ``revision`` and ``pieces``: the desired state that it received, or had already; ``reported``: the
-    revision that it reported. Until ``behind_until`` it may lack the desired state.
+    ``revision`` and ``pieces``: the desired state that it received, or had already, by digest;
+    ``reported``: the revision that it reported. Until ``behind_until`` it may lack the desired state.
+    ``refused``: the digest of each refused object and the broker's reason. ``accepted``: the pieces
+    that it accepted last. ``kept``: the earlier pieces of refused objects that it keeps.
     """
 
     client: BrokerClient
@@ -119,6 +123,8 @@ class _Broker:
     pieces: Mapping[Key, str] = field(default_factory=dict)
     behind_until: float = 0.0
     refused: dict[Key, tuple[str, str]] = field(default_factory=dict)
+    accepted: Mapping[Key, Piece] = field(default_factory=dict)
+    kept: dict[Key, Piece] = field(default_factory=dict)
     general_refusal: str = ""
     is_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     lines: int = 0
@@ -152,6 +158,11 @@ class Fleet:
         self._views = Views()
         self._buckets = Buckets(limits.patience_seconds)
         self._buckets_timer: asyncio.TimerHandle | None = None
+        self._store_away, self._store_fault, self._store_full = (
+            LastingProblem(judge, limits.patience_seconds)
+            for judge in (unreachable, read_only, full)
+        )
+        self._store_timer: asyncio.TimerHandle | None = None
         self._desired: Desired | None = None
         self._dirty = asyncio.Event()
         self._debounce = Debounce(limits.gather_seconds)
@@ -205,6 +216,18 @@ class Fleet:
     def why_waiting(self, topic: str) -> str:
         """Why no broker serves the topic's bucket; empty when one does, or nothing is known."""
         return self._buckets.why_waiting(topic, asyncio.get_running_loop().time())
+
+    def store_away(self) -> str:
+        """A sentence if no broker has reached the store for some time; otherwise empty."""
+        return self._store_away.why(asyncio.get_running_loop().time())
+
+    def store_fault(self) -> str:
+        """A sentence if the store has refused all writes for some time; otherwise empty."""
+        return self._store_fault.why(asyncio.get_running_loop().time())
+
+    def store_full(self) -> str:
+        """A sentence if the store has been almost full for some time; otherwise empty."""
+        return self._store_full.why(asyncio.get_running_loop().time())
 
     def reports(self) -> dict[str, BrokerReport]:
         """What the followed brokers report about themselves, by name."""
@@ -301,6 +324,18 @@ class Fleet:
             return True
         return True
 
+    def suspect(self, name: str) -> None:
+        """Begin the grace of a broker that does not answer, although its stream has not ended yet.
+
+        It ends as soon as the stream continues.
+        """
+        broker = self._brokers.get(name)
+        if broker is None or not broker.is_synced or broker.lost is not None:
+            return
+        broker.problem = "the other brokers and the operator get no answer from it"
+        loop = asyncio.get_running_loop()
+        broker.lost = loop.call_later(self._limits.grace_seconds, self._lose, broker)
+
     def _synced_clients(self) -> list[BrokerClient]:
         return [each.client for _, each in sorted(self._brokers.items()) if each.is_synced]
 
@@ -389,18 +424,21 @@ class Fleet:
             broker.revision, broker.pieces, broker.reported = "", {}, revision
 
     async def _send(self, broker: _Broker, desired: Desired) -> None:
-        """Send the desired state without the objects that the broker refused, so that the others arrive."""
-        without = {(key, digest) for key, (digest, _) in broker.refused.items()}
-        without &= set(desired.pieces.items())
+        """Send the desired state, with the earlier pieces of the objects that the broker refused."""
+        digests = desired.digests()
         broker.refused = {
-            key: entry for key, entry in broker.refused.items() if (key, entry[0]) in without
+            key: entry for key, entry in broker.refused.items() if digests.get(key) == entry[0]
         }
-        if without:
-            desired = self._declarations.compose(without)
+        broker.kept = {key: piece for key, piece in broker.kept.items() if key in broker.refused}
+        if broker.refused:
+            desired = self._declarations.compose(
+                {(key, digest): broker.kept.get(key) for key, (digest, _) in broker.refused.items()}
+            )
+            digests = desired.digests()
         if len(desired.body) > BODY_BYTES_MAX:
             self._refuse_all(broker, f"all of it has {len(desired.body)} bytes, too many")
             return
-        if broker.revision == desired.revision and broker.pieces == desired.pieces:
+        if broker.revision == desired.revision and broker.pieces == digests:
             return
         if broker.reported != desired.revision:  # equal revisions have equal contents
             now = asyncio.get_running_loop().time
@@ -414,35 +452,45 @@ class Fleet:
             self._debounce.took(now() - started)
             for warning in answer.get("warnings") or ():
                 log.info("desired.warning", broker=broker.client.name, warning=warning)
-        before, broker.pieces = broker.pieces, desired.pieces
+        before, broker.pieces, broker.accepted = broker.pieces, digests, desired.pieces
         broker.revision = broker.reported = desired.revision
         broker.general_refusal, broker.behind_until = "", 0.0
         others = [each.pieces for each in self._brokers.values() if each.is_synced]
         changed = {
             key
-            for key, digest in desired.pieces.items()
+            for key, digest in digests.items()
             # While another broker lacks an object, its state is not reported.
             if before.get(key) != digest and all(each.get(key) == digest for each in others)
         }
         self._listener.applied(changed)
 
     def _note_refusal(self, broker: _Broker, desired: Desired, refused: BrokerRefused) -> None:
-        """Find the objects that the broker's errors name, and leave them out."""
+        """Find the objects that the broker's errors name. The broker keeps their earlier pieces.
+
+        An object without an earlier piece, or whose earlier piece is refused, too, is left out.
+        """
         rejected: dict[Key, tuple[str, str]] = {}
-        for key, digest in desired.pieces.items():
-            said = [error for error in refused.errors if _names(error, key)]
-            if said:
-                rejected[key] = (digest, "; ".join(said))
+        dropped = set()
+        for key, piece in desired.pieces.items():
+            errors = [error for error in refused.errors if _names(error, key)]
+            if errors and broker.kept.get(key) == piece:
+                dropped.add(key)
+            elif errors:
+                rejected[key] = (piece.digest, "; ".join(errors))
         log.warning(
             "desired.refused",
             broker=broker.client.name,
             errors=refused.errors[:10],
-            rejected=len(rejected),
+            rejected=len(rejected) + len(dropped),
         )
-        if not rejected or len(broker.refused) + len(rejected) > REFUSED_PIECES_MAX:
+        is_named = bool(rejected or dropped)
+        if not is_named or len(broker.refused) + len(rejected) > REFUSED_PIECES_MAX:
             self._refuse_all(broker, "; ".join(refused.errors))
             return
         broker.refused |= rejected
+        broker.kept |= {key: broker.accepted[key] for key in rejected if key in broker.accepted}
+        for key in dropped:
+            del broker.kept[key]
         broker.is_wanted.set()
         self._listener.applied(set(rejected))
 
@@ -451,7 +499,9 @@ class Fleet:
         desired = self._desired
         broker.general_refusal, broker.behind_until = reason, 0.0
         if desired is not None:
-            keys = {key for key, piece in desired.pieces.items() if broker.pieces.get(key) != piece}
+            keys = {
+                key for key, digest in desired.digests().items() if broker.pieces.get(key) != digest
+            }
             self._listener.applied(keys)
 
     # ------------------------------------------------------------ streams
@@ -487,6 +537,10 @@ class Fleet:
         is_complete = False
         async for line in broker.client.watch():
             broker.lines += 1
+            if is_complete:
+                broker.cancel_loss()
+                if not broker.is_synced:
+                    return "it continues after it counted as lost"
             topic = str(line.get("topic", ""))
             match line.get("type"):
                 case "TOPIC":
@@ -501,6 +555,7 @@ class Fleet:
                     self._note_buckets(self._buckets.put(name, line, now))
                 case "BROKER":
                     broker.report = parse_report(line)
+                    self._note_store()
                     self._listener.installation_changed()
                 case "SYNCED" if not is_complete:
                     is_complete = True
@@ -542,6 +597,7 @@ class Fleet:
         log.info(
             "broker.synced", broker=broker.client.name, topics=len(reported), revision=revision
         )
+        self._note_store()
         if not was_synced:
             self._listener.fleet_changed()
         broker.is_wanted.set()
@@ -562,6 +618,7 @@ class Fleet:
         self._report_buckets(
             self._buckets.lose(broker.client.name, asyncio.get_running_loop().time())
         )
+        self._note_store()
         self._listener.fleet_changed()
 
     def _note_buckets(self, ceased: set[int]) -> None:
@@ -581,6 +638,31 @@ class Fleet:
         if changed:
             self._listener.buckets_changed(partial(self._buckets.topics_in, changed))
             self._listener.installation_changed()
+
+    def _note_store(self) -> None:
+        """Reconcile all topics when a problem of the store has lasted some time, and when it ends."""
+        loop = asyncio.get_running_loop()
+        reports, problems = self.reports().values(), self._store_problems()
+        have_ended = [each for each in problems if each.put(reports, loop.time())]
+        if have_ended:
+            self._report_store()
+        if any(each.is_pending for each in problems) and self._store_timer is None:
+            self._store_timer = loop.call_later(self._limits.patience_seconds, self._check_store)
+
+    def _check_store(self) -> None:
+        self._store_timer = None
+        now = asyncio.get_running_loop().time()
+        are_due = [each for each in self._store_problems() if each.is_due(now)]
+        if are_due:
+            self._report_store()
+        self._note_store()
+
+    def _store_problems(self) -> tuple[LastingProblem, ...]:
+        return self._store_away, self._store_fault, self._store_full
+
+    def _report_store(self) -> None:
+        self._listener.buckets_changed(list)
+        self._listener.installation_changed()
 
 
 def _names(error: str, key: Key) -> bool:

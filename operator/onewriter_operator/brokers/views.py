@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from onewriter_operator.plan.view import TopicView
+from onewriter_core.topic_view import TopicView
 
 TOPICS_REMEMBERED_MAX: Final = 100_000
 """Topics whose last broker, and the time when it stopped serving them, are kept."""

@@ -45,7 +45,7 @@ def objects(
         broker_authority.config_map(configuration, authority),
         *network_policies.policies(configuration),
         *disruption_budgets.budgets(configuration),
-        valkey.stateful_set(configuration),
+        *valkey.stateful_sets(configuration),
         brokers.stateful_set(configuration),
     ]
     return [_owned(each, owner) for each in found if each is not None]
@@ -59,6 +59,7 @@ def created_once(
     """Secrets to create if they do not exist; existing ones stay unchanged."""
     found = [
         passwords.store_password(configuration, make_password),
+        passwords.cluster_password(configuration, make_password),
         passwords.metrics_token(configuration, make_password),
     ]
     return [_owned(each, owner) for each in found if each is not None]

@@ -79,7 +79,7 @@ def _update() -> Json:
 def _pod(configuration: Configuration) -> Json:
     grace = DRAIN_SECONDS + math.ceil(configuration.brokers.stop_seconds) + SLACK_SECONDS
     volumes: list[Json] = [{"name": "tmp", "emptyDir": {}}]
-    password = passwords.mounted(configuration)
+    password = passwords.password_volume(configuration)
     if password is not None:
         volumes.append(password)
     volumes.append(
@@ -143,7 +143,7 @@ def _container(configuration: Configuration) -> Json:
         {"name": "data", "mountPath": DATA_DIRECTORY},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a volume of the pod's own
     ]
-    if passwords.mounted(configuration) is not None:
+    if passwords.password_volume(configuration) is not None:
         mounts.append(
             {"name": "store-password", "mountPath": passwords.DIRECTORY, "readOnly": True}
         )
@@ -231,28 +231,36 @@ def _environment(configuration: Configuration) -> list[Json]:
 def _store(configuration: Configuration) -> dict[str, Setting]:
     external = configuration.external_store
     found: dict[str, Setting] = {}
-    if not external.is_used:
+    if configuration.has_cluster:
+        host = names.host(configuration, names.store_pods(configuration))
+        nodes = [f"{pod}.{host}:{PORT_STORE}" for pod, _ in names.store_members(configuration)]
+        found = {
+            "redisUrl": f"redis+cluster://{','.join(nodes)}",
+            "redisUsername": names.STORE_USER,
+            "redisReplicas": configuration.store.replicas,
+        }
+    elif not external.is_used:
         host = names.host(configuration, names.component(configuration, names.VALKEY))
         found = {"redisUrl": f"redis://{host}:{PORT_STORE}", "redisUsername": names.STORE_USER}
     elif external.url:
         found = {"redisUrl": external.url}
-        if external.tls.ca_secret_name:
-            found["redisCaFile"] = f"{STORE_CA_DIRECTORY}/ca.crt"
-        if external.tls.client_secret_name:
-            found["redisCertFile"] = f"{STORE_CERTIFICATE_DIRECTORY}/tls.crt"
-            found["redisKeyFile"] = f"{STORE_CERTIFICATE_DIRECTORY}/tls.key"
-        if external.tls.server_name:
-            found["redisServerName"] = external.tls.server_name
     else:
         found = {
             "redisSentinels": ",".join(external.sentinels),
             "redisSentinelMaster": external.sentinel_master,
         }
+    if external.tls.ca_secret_name:
+        found["redisCaFile"] = f"{STORE_CA_DIRECTORY}/ca.crt"
+    if external.tls.client_secret_name:
+        found["redisCertFile"] = f"{STORE_CERTIFICATE_DIRECTORY}/tls.crt"
+        found["redisKeyFile"] = f"{STORE_CERTIFICATE_DIRECTORY}/tls.key"
+    if external.tls.server_name:
+        found["redisServerName"] = external.tls.server_name
     if external.is_used and external.username:
         found["redisUsername"] = external.username
     if external.is_used and external.replicas:
         found["redisReplicas"] = external.replicas
-    if passwords.mounted(configuration) is not None:
+    if passwords.password_volume(configuration) is not None:
         found["redisPasswordFile"] = f"{passwords.DIRECTORY}/{names.PASSWORD_KEY}"
     return found
 

@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets: how many pods a drain may evict at once."""
+"""PodDisruptionBudgets: how many pods a drain may evict at the same time."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
+from onewriter_core.kubernetes.kinds import FIELD_MANAGER, MANAGED_BY
 from onewriter_operator.configuration import Configuration
-from onewriter_operator.kinds import FIELD_MANAGER, MANAGED_BY
 
 BROKER: Final = "broker"
 VALKEY: Final = "valkey"
@@ -21,6 +21,18 @@ CONFIGURATION: Final = "onewriter.dev/configuration"
 
 STORE_USER: Final = "onewriter"
 """The brokers' user in the installed store."""
+
+STORE_OPERATOR: Final = "operator"
+"""The operator's user in a cluster."""
+
+STORE_REPLICA: Final = "replica"
+"""The user as which replicas copy their primaries in a cluster."""
+
+SHARD_LABEL: Final = "onewriter.dev/shard"
+"""The shard to which a pod of a cluster belongs."""
+
+SHARDS: Final = "onewriter.dev/shards"
+"""Annotation: the number of shards of the cluster to which a StatefulSet of the store belongs."""
 
 METRICS_TOKEN_KEY: Final = "token"  # noqa: S105 - the name of a key
 
@@ -42,6 +54,38 @@ def broker_pods(configuration: Configuration) -> str:
 def store_secret(configuration: Configuration) -> str:
     """The Secret with the password of the installed store."""
     return f"{component(configuration, VALKEY)}-password"
+
+
+def store_shard(configuration: Configuration, shard: int) -> str:
+    """The StatefulSet of one shard of a cluster."""
+    return f"{component(configuration, VALKEY)}-{shard}"
+
+
+def store_sets(configuration: Configuration) -> list[str]:
+    """The StatefulSets of the installed store."""
+    if configuration.has_cluster:
+        return [store_shard(configuration, shard) for shard in range(configuration.store.shards)]
+    return [component(configuration, VALKEY)]
+
+
+def store_pods(configuration: Configuration) -> str:
+    """The headless Service that gives each pod of a cluster a name of its own."""
+    return f"{component(configuration, VALKEY)}-pods"
+
+
+def store_members(configuration: Configuration) -> list[tuple[str, int]]:
+    """The pods of a cluster, and their shards."""
+    layout = configuration.store
+    return [
+        (f"{store_shard(configuration, shard)}-{number}", shard)
+        for shard in range(layout.shards)
+        for number in range(1 + layout.replicas)
+    ]
+
+
+def store_cluster_secret(configuration: Configuration) -> str:
+    """The Secret with the password of the operator and of the replicas in a cluster."""
+    return f"{component(configuration, VALKEY)}-cluster"
 
 
 def metrics_secret(configuration: Configuration) -> str:

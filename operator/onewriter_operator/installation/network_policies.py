@@ -10,6 +10,7 @@ from onewriter_operator.configuration import (
     PORT_HTTPS,
     PORT_PROBES,
     PORT_STORE,
+    PORT_STORE_BUS,
     Configuration,
 )
 from onewriter_operator.installation import broker_services, names
@@ -60,9 +61,19 @@ def _brokers(configuration: Configuration) -> Json:
 
 
 def _valkey(configuration: Configuration) -> Json:
-    """Only brokers may connect to the store; it may open no connection."""
+    """Only brokers may connect to the store; it may open no connection.
+
+    In a cluster the operator connects to it too, and its processes connect to each other.
+    """
     ingress = [_rule("from", [_peer(configuration, names.BROKER)], [PORT_STORE])]
-    return _policy(configuration, names.VALKEY, ingress, [])
+    if not configuration.has_cluster:
+        return _policy(configuration, names.VALKEY, ingress, [])
+    each_other, ports = [_peer(configuration, names.VALKEY)], [PORT_STORE, PORT_STORE_BUS]
+    ingress += [
+        _rule("from", [_peer(configuration, names.OPERATOR)], [PORT_STORE]),
+        _rule("from", each_other, ports),
+    ]
+    return _policy(configuration, names.VALKEY, ingress, [_rule("to", each_other, ports)])
 
 
 def _peer(configuration: Configuration, part: str) -> Json:

@@ -1,4 +1,4 @@
-"""The Secrets that are created once: the password of the installed store, and the token for metrics."""
+"""The Secrets that are created once: the passwords of the installed store, and the token for metrics."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from onewriter_operator.installation import names
 
 DIRECTORY: Final = "/run/onewriter/store"
 """Directory in which the passwords are mounted."""
+
+CLUSTER_DIRECTORY: Final = "/run/onewriter/store-cluster"
+"""Directory in which the passwords of a cluster's operator and replicas are mounted."""
 
 _PASSWORD_BYTES: Final = 32
 
@@ -37,8 +40,30 @@ def store_password(
     }
 
 
+def cluster_password(
+    configuration: Configuration, make_password: Callable[[], str]
+) -> dict[str, Any] | None:
+    """The Secret with the password of the operator and of the replicas; None without a cluster."""
+    if not configuration.has_cluster:
+        return None
+    encoded = base64.b64encode(make_password().encode()).decode()
+    name = names.store_cluster_secret(configuration)
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": names.metadata(configuration, name, names.VALKEY),
+        "data": {names.PASSWORD_KEY: encoded},
+    }
+
+
+def cluster_volume(configuration: Configuration) -> dict[str, Any]:
+    """The volume ``cluster-password`` of a cluster's pods; its files are those of ``password_volume``."""
+    return _volume("cluster-password", names.store_cluster_secret(configuration))
+
+
 def metrics_token(configuration: Configuration, make_password: Callable[[], str]) -> dict[str, Any]:
-    """The Secret with the token with which Prometheus reads the brokers' metrics."""
+    """The Secret with the token that Prometheus presents to read the metrics of brokers and operator."""
     encoded = base64.b64encode(make_password().encode()).decode()
     return {
         "apiVersion": "v1",
@@ -51,7 +76,7 @@ def metrics_token(configuration: Configuration, make_password: Callable[[], str]
     }
 
 
-def mounted(configuration: Configuration) -> dict[str, Any] | None:
+def password_volume(configuration: Configuration) -> dict[str, Any] | None:
     """The volume ``store-password`` with the store's password; None without a password.
 
     Its files are ``password`` and, during a change of the password, ``previous-password``.
@@ -61,11 +86,15 @@ def mounted(configuration: Configuration) -> dict[str, Any] | None:
     if external.is_used and not given.name:
         return None
     secret, key = (given.name, given.key) if given.name else (names.store_secret(configuration), "")
+    return _volume("store-password", secret, key)
+
+
+def _volume(name: str, secret: str, key: str = "") -> dict[str, Any]:
     items = [{"key": key or names.PASSWORD_KEY, "path": names.PASSWORD_KEY}]
     # A projected volume can list the Secret twice; the second entry is optional.
     previous = {"key": names.PREVIOUS_PASSWORD_KEY, "path": names.PREVIOUS_PASSWORD_KEY}
     return {
-        "name": "store-password",
+        "name": name,
         "projected": {
             "defaultMode": 0o440,
             "sources": [

@@ -113,6 +113,16 @@ def _affinity(configuration: Configuration, part: str, options: PodOptions) -> J
     return {**(apart if terms else {}), **options.affinity}
 
 
+def keep_apart(pod: Json, labels: dict[str, str]) -> None:
+    """Never run the pod on a node with another pod that has these labels, whatever its configured affinity says."""
+    affinity = {**pod.get("affinity", {})}
+    apart = {**affinity.get("podAntiAffinity", {})}
+    term = {"topologyKey": _NODE, "labelSelector": {"matchLabels": dict(labels)}}
+    kind = "requiredDuringSchedulingIgnoredDuringExecution"
+    apart[kind] = [*apart.get(kind, ()), term]
+    pod["affinity"] = {**affinity, "podAntiAffinity": apart}
+
+
 def _keys(options: PodOptions, wanted: Spreading) -> list[str]:
     spread = {_ZONE: options.spread.zones, _NODE: options.spread.nodes}
     return [key for key, spreading in spread.items() if spreading is wanted]

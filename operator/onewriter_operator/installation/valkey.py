@@ -1,10 +1,14 @@
-"""The StatefulSet of the installed store: one server, one volume."""
+"""The StatefulSets of the installed store: one server with one volume, or one StatefulSet for each shard of a cluster.
+
+The pods of one shard never share a node, so the loss of a node takes one process of a shard. Pods of a cluster start and
+stop in any order: after a restart of all of them, the process with the data may be any one.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from onewriter_operator.configuration import PORT_STORE, Configuration
+from onewriter_operator.configuration import PORT_STORE, PORT_STORE_BUS, Configuration
 from onewriter_operator.installation import names, passwords, pods, valkey_configuration
 
 Json = dict[str, Any]
@@ -15,16 +19,75 @@ LOAD_SECONDS_MAX: Final = 3600
 LOAD_POLL_SECONDS: Final = 2
 
 DRAIN_SECONDS: Final = 10
-"""The server serves for this time after the stop signal: brokers that stop at the same time still write."""
+"""The server serves for this time before the stop signal: brokers that stop at the same time still write, and in a cluster
+a replica takes over."""
 
 STOP_SECONDS: Final = 60
 """Time for the last sync."""
 
 
-def stateful_set(configuration: Configuration) -> Json | None:
-    """The StatefulSet; None with an external store."""
+def stateful_sets(configuration: Configuration) -> list[Json]:
+    """The StatefulSets; none with an external store."""
     if configuration.external_store.is_used:
-        return None
+        return []
+    if configuration.has_cluster:
+        return [_shard(configuration, shard) for shard in range(configuration.store.shards)]
+    return [_single(configuration)]
+
+
+def _shard(configuration: Configuration, shard: int) -> Json:
+    found = _single(configuration)
+    label = {names.SHARD_LABEL: str(shard)}
+    found["metadata"] |= {"name": names.store_shard(configuration, shard)}
+    found["metadata"]["labels"] |= label
+    found["metadata"]["annotations"] |= {names.SHARDS: str(configuration.store.shards)}
+    spec = found["spec"]
+    spec |= {
+        "replicas": 1 + configuration.store.replicas,
+        "serviceName": names.store_pods(configuration),
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": {**spec["selector"]["matchLabels"], **label}},
+    }
+    for claim in spec.get("volumeClaimTemplates", ()):
+        claim["metadata"]["labels"] = {**claim["metadata"]["labels"], **label}
+    template = spec["template"]
+    template["metadata"]["labels"] |= label
+    pods.keep_apart(template["spec"], spec["selector"]["matchLabels"])
+    _join_cluster(configuration, template["spec"])
+    return found
+
+
+def _join_cluster(configuration: Configuration, pod: Json) -> None:
+    """Add to a pod what a process of a cluster needs in addition: its name and address, and the replicas' password."""
+    host = names.host(configuration, names.store_pods(configuration))
+    pod["volumes"].append(passwords.cluster_volume(configuration))
+    (container,) = pod["containers"]
+    container["env"] = [
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {
+            "name": "ONEWRITER_VALKEY_ADDRESS",
+            "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}},
+        },
+        {"name": "ONEWRITER_VALKEY_HOST", "value": f"$(POD_NAME).{host}"},
+    ]
+    container["ports"].append({"name": "bus", "containerPort": PORT_STORE_BUS})
+    container["volumeMounts"].append(
+        {"name": "cluster-password", "mountPath": passwords.CLUSTER_DIRECTORY, "readOnly": True}
+    )
+    container["readinessProbe"] = {
+        **container["readinessProbe"],
+        "exec": {"command": _command("ready")},
+    }
+    container["lifecycle"] = {
+        "preStop": {"exec": {"command": _command("leave", str(DRAIN_SECONDS))}}
+    }
+
+
+def _command(*words: str) -> list[str]:
+    return ["sh", f"{valkey_configuration.DIRECTORY}/{valkey_configuration.SCRIPT}", *words]
+
+
+def _single(configuration: Configuration) -> Json:
     options = configuration.valkey
     name = names.component(configuration, names.VALKEY)
     noted = {names.CONFIGURATION: names.digest(configuration)}
@@ -58,20 +121,19 @@ def _pod(configuration: Configuration, name: str) -> Json:
             {"name": "configuration", "configMap": {"name": name}},
             {"name": "run", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
             {"name": "tmp", "emptyDir": {}},
-            *filter(None, [passwords.mounted(configuration)]),
+            *filter(None, [passwords.password_volume(configuration)]),
         ],
     }
 
 
 def _container(configuration: Configuration) -> Json:
     options = configuration.valkey
-    script = f"{valkey_configuration.DIRECTORY}/{valkey_configuration.SCRIPT}"
-    answers = {"exec": {"command": ["sh", script, "check"]}, "timeoutSeconds": 5}
+    answers = {"exec": {"command": _command("check")}, "timeoutSeconds": 5}
     return {
         "name": "valkey",
         "image": options.image or configuration.image.reference,
         "imagePullPolicy": configuration.image.pull_policy.value,
-        "command": ["sh", script, "run"],
+        "command": _command("run"),
         "ports": [{"name": "valkey", "containerPort": PORT_STORE}],
         "resources": pods.resources(options.resources),
         "securityContext": pods.CONTAINER_SECURITY,

@@ -4,8 +4,14 @@
 #   valkey.sh run      write the file of users from the mounted passwords, follow them when they
 #                      change, and become the server
 #   valkey.sh check    succeed while the server answers and has read its data
+#   valkey.sh ready    in a cluster: succeed while it serves hash slots, or has copied its primary
+#   valkey.sh leave N  in a cluster, before the stop: let a replica take over, and serve for N seconds
 #
 # Both passwords count, "password" and "previous-password", so that a change locks nobody out.
+#
+# With ONEWRITER_VALKEY_ADDRESS the server is a process of a cluster. A process whose data is gone must not return under its
+# former id: the others would still take it for a primary, and its replicas would copy the emptiness. So without data there
+# is no nodes.conf either.
 set -eu
 umask 077
 configuration=${ONEWRITER_VALKEY_CONFIGURATION:-/etc/onewriter/valkey}
@@ -13,48 +19,122 @@ passwords=${ONEWRITER_VALKEY_PASSWORDS:-/run/onewriter/store}
 state=${ONEWRITER_VALKEY_STATE:-/run/valkey}
 port=${ONEWRITER_VALKEY_PORT:-6379}
 look_seconds=${ONEWRITER_VALKEY_LOOK_SECONDS:-5}
+data=${ONEWRITER_VALKEY_DATA:-/data}
+cluster_passwords=${ONEWRITER_VALKEY_CLUSTER_PASSWORDS:-/run/onewriter/store-cluster}
+address=${ONEWRITER_VALKEY_ADDRESS:-}
+host=${ONEWRITER_VALKEY_HOST:-}
 
 digest() {
     printf %s "$1" | sha256sum | cut -d' ' -f1
 }
 
-# Who may connect: the brokers, and this script as "keeper", whose password never leaves the pod.
-users() {
-    accepted=
+# The digests of the passwords in a directory.
+accepted() {
+    found=
     for name in password previous-password; do
         # Read once: a file that vanishes between two looks would leave the empty password.
-        secret=$(cat "$passwords/$name" 2>/dev/null) || continue
+        secret=$(cat "$1/$name" 2>/dev/null) || continue
         if [ -n "$secret" ]; then
-            accepted="$accepted #$(digest "$secret")"
+            found="$found #$(digest "$secret")"
         fi
     done
-    if [ -z "$accepted" ]; then
-        echo "there is no password in $passwords" >&2
+    if [ -z "$found" ]; then
+        echo "there is no password in $1" >&2
         return 1
     fi
+    echo "$found"
+}
+
+# Who may connect: the brokers, and this script as "keeper", whose password never leaves the pod. In a cluster also the
+# operator and the replicas.
+users() {
+    brokers=$(accepted "$passwords") || return 1
     echo "user default off resetkeys resetchannels -@all"
-    echo "user onewriter on$accepted $(cat "$configuration/rights")"
+    echo "user onewriter on$brokers $(cat "$configuration/rights")"
     echo "user keeper on #$(digest "$(cat "$state/keeper")") resetkeys resetchannels -@all" \
-        "+ping +info +acl|load +bgrewriteaof +config|get"
+        "+ping +info +acl|load +bgrewriteaof +config|get${address:+ +cluster|info +cluster|nodes +config|set}"
+    if [ -n "$address" ]; then
+        members=$(accepted "$cluster_passwords") || return 1
+        while read -r user rights; do
+            echo "user $user on$members $rights"
+        done <"$configuration/cluster-users"
+    fi
+}
+
+# What the server's configuration includes in a cluster.
+cluster_configuration() {
+    echo "cluster-announce-ip $address"
+    echo "cluster-announce-hostname $host"
+    printf 'masterauth "%s"\n' "$(sed 's/[\\"]/\\&/g' "$cluster_passwords/password")"
+}
+
+# Whether there is a dataset.
+has_data() {
+    for manifest in "$data"/appendonlydir/*.manifest; do
+        if [ -e "$manifest" ]; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+# Whether the process has its place in the cluster: hash slots, or a primary that it has copied.
+has_place() {
+    case $(ask CLUSTER INFO) in
+    *cluster_state:ok*) ;;
+    *) return 1 ;;
+    esac
+    case $(ask INFO replication) in
+    *role:slave*master_link_status:up*) return 0 ;;
+    *role:slave*) return 1 ;;
+    esac
+    # Behind the eight words about a node are its hash slots.
+    set -- $(ask CLUSTER NODES | grep myself)
+    [ $# -gt 8 ]
+}
+
+# Let a replica take over that has everything, so that nobody has to vote. Without such a replica nothing changes.
+leave() {
+    case $(ask INFO replication) in
+    *role:master*) ;;
+    *) return 0 ;;
+    esac
+    replica=$(ask INFO replication |
+        sed -n 's/^slave[0-9]*:ip=\([^,]*\),port=\([0-9]*\),state=online,.*/\1 \2/p' | head -n 1)
+    if [ -n "$replica" ]; then
+        # shellcheck disable=SC2086
+        echo "the replica at $replica is asked to take over: $(call $replica operator "$cluster_passwords/password" CLUSTER FAILOVER)"
+    fi
 }
 
 # One command to the server as keeper; prints the answer.
 ask() {
+    call 127.0.0.1 "$port" keeper "$state/keeper" "$@"
+}
+
+# One command to a server, by address, port, user and the file of its password; prints the answer.
+call() {
+    at=$1 on=$2 as=$3 secret_file=$4
+    shift 4
     if command -v valkey-cli >/dev/null; then
-        REDISCLI_AUTH=$(cat "$state/keeper") valkey-cli --user keeper --no-auth-warning \
-            -p "$port" "$@"
+        REDISCLI_AUTH=$(cat "$secret_file") timeout 3 valkey-cli --user "$as" --no-auth-warning -h "$at" -p "$on" "$@"
         return
     fi
     python3 -IS -c '
-import socket, sys
-port, keeper, *words = sys.argv[1:]
-password = open(keeper).read().strip()
-with socket.create_connection(("127.0.0.1", int(port)), 3) as server:
-    server.sendall(f"AUTH keeper {password}\r\n{chr(32).join(words)}\r\n".encode())
+import os, socket, sys
+host, port, user, file, *words = sys.argv[1:]
+password = open(file, "rb").read().rstrip(b"\n")
+def encoded(*words):
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+with socket.create_connection((host, int(port)), 3) as server:
+    server.sendall(encoded(b"AUTH", os.fsencode(user), password) + encoded(*map(os.fsencode, words)))
     replies = server.makefile("rb")
     replies.readline()
-    print(replies.readline().decode().strip().removeprefix("+"))
-' "$port" "$state/keeper" "$@"
+    reply = replies.readline()
+    if reply.startswith(b"$"):
+        reply = replies.read(int(reply[1:]))
+    print(reply.decode().strip().removeprefix("+"))
+' "$at" "$on" "$as" "$secret_file" "$@"
 }
 
 # The server reads the file of users again when the passwords have changed, until it says so. It takes
@@ -66,6 +146,9 @@ follow() {
             mv "$state/users.next" "$state/users.acl"
             if [ "$(ask ACL LOAD)" = OK ]; then
                 echo "the passwords have changed"
+                if [ -n "$address" ]; then
+                    ask CONFIG SET masterauth "$(cat "$cluster_passwords/password")" >/dev/null
+                fi
             else
                 mv "$state/users.before" "$state/users.acl"
             fi
@@ -77,14 +160,28 @@ case ${1:-} in
 run)
     od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$state/keeper"
     users >"$state/users.acl"
+    if [ -n "$address" ]; then
+        cluster_configuration >"$state/cluster.conf"
+        if [ -e "$data/nodes.conf" ] && ! has_data; then
+            echo "the data is gone: this process joins the cluster under a new id, without hash slots" >&2
+            rm "$data/nodes.conf"
+        fi
+    fi
     follow &
     exec valkey-server "$configuration/valkey.conf"
     ;;
 check)
     [ "$(ask PING)" = PONG ]
     ;;
+ready)
+    has_place
+    ;;
+leave)
+    leave || true # the others vote
+    sleep "$2"
+    ;;
 *)
-    echo "usage: valkey.sh run|check" >&2
+    echo "usage: valkey.sh run|check|ready|leave SECONDS" >&2
     exit 2
     ;;
 esac

@@ -10,8 +10,8 @@ import hashlib
 from importlib import resources
 from typing import Any, Final
 
-from onewriter_core.store_rights import broker_acl_rules
-from onewriter_operator.configuration import PORT_STORE, Configuration
+from onewriter_core.store_rights import broker_acl_rules, operator_acl_rules, replica_acl_rules
+from onewriter_operator.configuration import PORT_STORE, PORT_STORE_BUS, Configuration
 from onewriter_operator.installation import names
 
 DIRECTORY: Final = "/etc/onewriter/valkey"
@@ -19,21 +19,29 @@ RUN_DIRECTORY: Final = "/run/valkey"
 DATA_DIRECTORY: Final = "/data"
 SCRIPT: Final = "valkey.sh"
 
+NODE_TIMEOUT_MS: Final = 2000
+"""After this time without an answer the other nodes of a cluster vote a primary down."""
+
 
 def config_map(configuration: Configuration) -> dict[str, Any] | None:
     """The ConfigMap; None with an external store."""
     if configuration.external_store.is_used:
         return None
     name = names.component(configuration, names.VALKEY)
+    data = {
+        "valkey.conf": directives(configuration),
+        "rights": broker_acl_rules() + "\n",
+        SCRIPT: resources.files(__package__).joinpath(SCRIPT).read_text(encoding="utf-8"),
+    }
+    if configuration.has_cluster:
+        data["cluster-users"] = (
+            f"{names.STORE_OPERATOR} {operator_acl_rules()}\n{names.STORE_REPLICA} {replica_acl_rules()}\n"
+        )
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": names.metadata(configuration, name, names.VALKEY),
-        "data": {
-            "valkey.conf": directives(configuration),
-            "rights": broker_acl_rules() + "\n",
-            SCRIPT: resources.files(__package__).joinpath(SCRIPT).read_text(encoding="utf-8"),
-        },
+        "data": data,
     }
 
 
@@ -66,9 +74,34 @@ def directives(configuration: Configuration) -> str:
         "hz": 100,
         "tcp-keepalive": 15,
         "shutdown-timeout": 10,
+        **(_cluster_directives() if configuration.has_cluster else {}),
         **options.settings,
     }
     return "".join(f"{name} {_text(value)}\n" for name, value in values.items())
+
+
+def _cluster_directives() -> dict[str, object]:
+    """What each process of a cluster needs in addition; see docs/adr/0023-valkey-cluster.md.
+
+    The included file has the pod's address and the password of the replicas. The script writes it.
+    """
+    return {
+        "include": f"{RUN_DIRECTORY}/cluster.conf",
+        "masteruser": names.STORE_REPLICA,
+        "cluster-enabled": "yes",
+        "cluster-config-file": "nodes.conf",
+        "cluster-port": PORT_STORE_BUS,
+        "cluster-node-timeout": NODE_TIMEOUT_MS,
+        "cluster-preferred-endpoint-type": "hostname",
+        "cluster-require-full-coverage": "no",
+        "cluster-allow-replica-migration": "no",
+        "cluster-replica-validity-factor": 10,
+        "cluster-allow-reads-when-down": "no",
+        "repl-diskless-load": "disabled",
+        "repl-diskless-sync-delay": 0,
+        "repl-backlog-size": "64mb",
+        "min-replicas-to-write": 0,
+    }
 
 
 def _text(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from onewriter_operator.kinds import Key, Kind
+from onewriter_core.kubernetes.kinds import Key, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,13 @@ class LookUpPod:
     namespace: str
     name: str
     uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class LookUpNode:
+    """Ask whether a node is ready. Answer: facts.nodes."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,7 @@ Action = (
     SetFinalizers
     | LookUpTopic
     | LookUpPod
+    | LookUpNode
     | Fence
     | HandOver
     | DeleteLog

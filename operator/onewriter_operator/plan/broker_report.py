@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onewriter_operator.objects import mapping, mappings, optional_number, text
+from onewriter_core.json_values import mapping, mappings, optional_number, text
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """The store as one broker sees it. ``is_reachable``: None if unknown."""
+    """The store as one broker sees it; None: unknown.
+
+    ``is_full``: whether the broker refuses new producers because the store is almost full. ``faults``: what the
+    store reports as failed. ``refuses_writes``: whether one of these makes it refuse every write. ``problem``: why it
+    is not reachable.
+    """
 
     url: str = ""
     topology: str = ""
@@ -20,6 +25,10 @@ class StoreReport:
     durability: str = ""
     memory_bytes_used: int | None = None
     memory_bytes_max: int | None = None
+    is_full: bool | None = None
+    faults: tuple[str, ...] | None = None
+    refuses_writes: bool = False
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +44,20 @@ def parse_report(line: object) -> BrokerReport:
     """A line of type BROKER of a broker's stream."""
     found = mapping(line)
     store = mapping(found.get("store"))
-    reachable = store.get("reachable")
+    faults = store.get("faults")
     return BrokerReport(
         text(found.get("version")),
         StoreReport(
             text(store.get("url")),
             text(store.get("topology")),
-            reachable if isinstance(reachable, bool) else None,
+            _truth(store.get("reachable")),
             text(store.get("durability")),
             optional_number(store.get("memoryBytesUsed")),
             optional_number(store.get("memoryBytesMax")),
+            _truth(store.get("full")),
+            tuple(map(text, faults)) if isinstance(faults, list) else None,
+            refuses_writes=store.get("refusesWrites") is True,
+            problem=text(store.get("problem")),
         ),
         tuple(
             (text(each.get("name")), text(each.get("notAfter")))
@@ -52,3 +65,7 @@ def parse_report(line: object) -> BrokerReport:
             if each.get("name") and each.get("notAfter")
         ),
     )
+
+
+def _truth(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from onewriter_core.api.status import PRODUCERS_SHOWN_MAX
-from onewriter_core.kubernetes_names import PAUSED, UNMANAGED
-from onewriter_operator import conditions
-from onewriter_operator.conditions import Verdict, no, unknown, yes
-from onewriter_operator.kinds import Json
-from onewriter_operator.objects import (
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.names import PAUSED, UNMANAGED
+from onewriter_core.kubernetes.objects import (
     ClaimedProducer,
     ClaimStatus,
     FencedPod,
     parse_claim_status,
 )
+from onewriter_core.topic_view import ProducerView
+from onewriter_operator import conditions
+from onewriter_operator.conditions import Verdict, no, unknown, yes
 from onewriter_operator.plan.actions import Action, EmitEvent, RequeueAfter
 from onewriter_operator.plan.facts import (
     SETTLING_SECONDS,
@@ -24,7 +25,6 @@ from onewriter_operator.plan.facts import (
 from onewriter_operator.plan.fenced import OPEN
 from onewriter_operator.plan.topic import Plan
 from onewriter_operator.plan.verdicts import unreachable
-from onewriter_operator.plan.view import ProducerView
 
 _REFUSING: Final = frozenset({"TopicMissing", "NotServed", "Invalid"})
 """Reasons with which the claim admits no producer."""

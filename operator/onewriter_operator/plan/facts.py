@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from onewriter_operator.objects import (
+from onewriter_core.kubernetes.objects import (
     ClaimObject,
     DeclaredObject,
     FencedPod,
     KubeObject,
     TopicObject,
 )
-from onewriter_operator.plan.view import TopicView
+from onewriter_core.topic_view import TopicView
 
 AcceptanceReason = Literal[
     "Accepted",
@@ -56,8 +56,9 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """All brokers together. ``synced``: brokers whose stream has reported all topics that they serve.
+    """All brokers together.
 
+    ``expected``: the number of brokers. ``synced``: how many of them have reported all topics that they serve.
     ``is_settling``: the operator has just started, and not all brokers have answered yet.
     """
 
@@ -76,8 +77,8 @@ class Applied:
     """How many brokers have the present version of an object.
 
     ``is_everywhere``: every reachable broker has it, and at least one is reachable. ``refusal``: why
-    the brokers refuse it. ``is_held_back``: the object is paused, and the brokers have an earlier
-    version. ``is_catching_up``: a broker has just returned and receives the declarations.
+    the brokers refuse it; empty if they do not. ``is_held_back``: the object is paused, and the brokers
+    have an earlier version. ``is_catching_up``: a broker has just returned and receives the declarations.
     """
 
     brokers: int = 0
@@ -142,8 +143,8 @@ class DeletionResult:
 class OrderResult:
     """Result of an administrator's ``order`` (the annotation's text).
 
-    ``refusal`` is the broker's error, empty on success. ``is_news``: the order was sent in this
-    reconcile. ``is_open``: it is unknown whether the broker executed it.
+    ``refusal`` is the broker's error, empty on success. ``is_news``: this reconcile sent the order.
+    ``is_open``: it is unknown whether the broker executed it.
     """
 
     order: str
@@ -153,17 +154,23 @@ class OrderResult:
 
 
 MOVING_SECONDS: Final = 3.0
-"""Within this time, the writer of a topic that its broker released finds the next broker."""
+"""Time in which the writer of a topic that its broker released normally finds the next broker."""
 
 PATIENCE_SECONDS: Final = 3.0
 """If the brokers accept an object within this time, the operator does not write "Pending" first."""
 
 SETTLING_SECONDS: Final = 1.0
-"""Delay of an object whose broker has not answered yet, while the operator is still settling."""
-
+"""Delay before the operator plans again for an object whose broker has not answered since the operator started."""
 
 GRACE_SECONDS: Final = 10.0
 """A fenced writer that registers again within this time keeps its pod."""
+
+AWAY_SECONDS: Final = 120.0
+"""If its topic's broker changed, a writer on a ready node has this time to register again: its client may take a
+minute to notice that it lost the broker."""
+
+NODE_SECONDS: Final = 10.0
+"""Interval between two reads of a node whose pod has not registered again."""
 
 EVICTION_RETRY_SECONDS_MIN: Final = 5.0
 EVICTION_RETRY_SECONDS_MAX: Final = 60.0
@@ -173,17 +180,19 @@ EVICTION_FAILED_SECONDS: Final = 60.0
 """Delay between attempts that fail for another reason (two budgets, missing rights)."""
 
 AHEAD_SECONDS: Final = 30.0
-"""Within this time another operator shows the later writer that it knows of; afterwards an unknown
-epoch in the Service counts as drift."""
+"""If the Service names a later epoch than the operator knows, another operator may know that writer. After this time
+the epoch counts as drift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLimits:
-    """The times of all plans: see the constants."""
+    """The times of all plans. The constants above, with the same names, document them and are the defaults."""
 
     moving_seconds: float = MOVING_SECONDS
     patience_seconds: float = PATIENCE_SECONDS
     grace_seconds: float = GRACE_SECONDS
+    away_seconds: float = AWAY_SECONDS
+    node_seconds: float = NODE_SECONDS
     eviction_retry_seconds_min: float = EVICTION_RETRY_SECONDS_MIN
     eviction_retry_seconds_max: float = EVICTION_RETRY_SECONDS_MAX
     eviction_failed_seconds: float = EVICTION_FAILED_SECONDS
@@ -192,29 +201,34 @@ class PlanLimits:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about any declared object.
-
-    ``view`` is the report of the broker that serves the topic (``GET /onewriter/v1/topics/...``), None
-    if no broker serves it; ``view_age_seconds`` is the time since its state changed, or since the last
-    broker stopped serving it. ``bucket_waiting``: why no broker serves the topic's bucket, empty if
-    one does. ``durability_refusal``: why the store does not provide the declared durability; empty: it does; None:
-    unknown. ``is_lost``: the operator cannot follow the broker that served the topic last.
-    ``pending_seconds``: the time since the operator began to send the object in its present form.
-    ``status_editor``: another field manager that changed the status, empty if none did.
-    """
+    """Facts about any declared object."""
 
     declared: DeclaredObject
     now: float
+    """Unix seconds."""
     acceptance: Acceptance = Acceptance()
     applied: Applied = Applied()
     brokers: FleetState = FleetState()
     view: TopicView | None = None
+    """The report of the broker that serves the topic (``GET /onewriter/v1/topics/...``); None if no broker serves it."""
     view_age_seconds: float = 3600.0
+    """Time since the state of ``view`` changed, or since the last broker stopped serving the topic."""
     bucket_waiting: str = ""
+    """Why no broker serves the topic's bucket; empty if one does."""
+    store_away: str = ""
+    """A sentence if no broker reaches the store; otherwise empty."""
+    store_fault: str = ""
+    """A sentence if the store refuses all writes; otherwise empty."""
+    store_full: str = ""
+    """A sentence if brokers refuse new producers because the store is almost full; otherwise empty."""
     durability_refusal: str | None = None
+    """Why the store does not provide the declared durability; empty if it does; None if unknown."""
     is_lost: bool = False
+    """Whether the operator has lost the stream of the broker that served the topic last."""
     pending_seconds: float = 3600.0
+    """Time since the operator began to send the object in its present form."""
     status_editor: str = ""
+    """Another field manager that changed the status; empty if none did."""
     limits: PlanLimits = PlanLimits()
 
     @property
@@ -228,6 +242,11 @@ class Facts:
         if self.applied.refusal or not self.durability_refusal:
             return self.applied.refusal
         return f"it is declared with {self.durability_refusal}"
+
+    @property
+    def is_provided(self) -> bool:
+        """Whether the store provides the declared durability, as far as is known."""
+        return not self.durability_refusal
 
     @property
     def is_moving(self) -> bool:
@@ -277,41 +296,51 @@ class BucketFacts:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts(Facts):
-    """Facts about one ExclusiveTopic.
-
-    ``epoch_seen``: the highest epoch that a broker reported to this process. ``fenced_before``: the
-    list of fenced pods that the operator wrote last. ``taken``: an object that has a name which the
-    leader Service needs and that the topic does not own. ``refused``: why the API server refused to
-    write an object, by ``kind/name``. ``service``, ``slices``: the objects with the leader Service's
-    name. ``ahead_seconds``: how long they have named a later epoch than the known one. ``left_over``:
-    objects of the topic with other names. ``foreign_slices``: slices of the leader Service that the topic
-    does not own. ``written``: digest of each object as this process wrote it
-    last, by ``kind/name``. ``fenced_for``: how long the operator has known each fenced pod
-    (``uid@epoch``). ``may_lead_services``, ``may_delete_pods``: whether the operator has these rights
-    in the topic's namespace.
-    """
+    """Facts about one ExclusiveTopic."""
 
     declared: TopicObject
     stored: StoredTopic | None = None
     epoch_seen: int = 0
+    """The highest epoch that a broker reported to this process."""
+
+    # The pods of fenced writers.
     fenced_before: tuple[FencedPod, ...] | None = None
+    """The list of fenced pods that this process wrote last; None before it wrote one."""
     pods: Mapping[str, PodFacts] = field(default_factory=lambda: NOTHING)
-    fenced_for: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    """By uid."""
+    nodes: Mapping[str, bool | None] = field(default_factory=lambda: NOTHING)
+    """Whether each node is ready, by name; None if the operator may not read it."""
+    fenced_seconds: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    """How long the operator has known each fenced pod, by ``uid@epoch``."""
     attempts: Mapping[str, RemovalAttempt] = field(default_factory=lambda: NOTHING)
-    taken: str = ""
-    refused: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    """The last attempt to remove each fenced pod, by ``uid@epoch``."""
+
+    # The leader Service.
+    name_conflict: str = ""
+    """An object with a name that the leader Service needs and that the topic does not own: ``kind/name``."""
+    write_refusals: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    """Why the API server refused to write an object, by ``kind/name``."""
     ahead_seconds: float = 0.0
+    """How long Service and slices have named a later epoch than the operator knows."""
     service: KubeObject | None = None
     slices: tuple[KubeObject, ...] = ()
-    left_over: tuple[KubeObject, ...] = ()
+    """The EndpointSlices of the Service that the topic owns."""
+    obsolete: tuple[KubeObject, ...] = ()
+    """Services and EndpointSlices that the topic owns and no longer declares."""
     foreign_slices: tuple[KubeObject, ...] = ()
-    written: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    """EndpointSlices of the Service that the topic does not own."""
+    written_digests: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    """The digest of each object as this process wrote it last, by ``kind/name``."""
+
     fence_answer: OrderResult | None = None
     handover_answer: OrderResult | None = None
     deletion: DeletionResult | None = None
     drift: tuple[str, ...] = ()
+    """Outside changes that no status has shown yet."""
     may_lead_services: bool = True
+    """Whether the operator may write Services and EndpointSlices in the topic's namespace."""
     may_delete_pods: bool = True
+    """Whether the operator may delete pods in the topic's namespace."""
 
 
 @dataclass(frozen=True, slots=True)

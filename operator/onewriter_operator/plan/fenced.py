@@ -3,9 +3,10 @@
 The operator removes a pod only if all of these hold:
 
 * Its writer was fenced as *stale*: silent, past its progress deadline, forced out without answering, or fenced by
-  an administrator (``STALE_CAUSES``).
+  an administrator (``STALE_CAUSES``). Or it did not return after its topic had changed brokers (``BrokerChanged``).
 * The fence is stored. A broker shows a transition only then.
-* The pod has not registered for the topic again within ten seconds.
+* The pod has not registered for the topic again within ten seconds. After ``BrokerChanged`` it has 120 seconds, unless its
+  node is not ready: a client may need a minute to notice that its broker is lost.
 * A pod of that uid still exists.
 
 A handover, a release, a plain disconnect and a takeover that the loser answered never cause a removal.
@@ -22,14 +23,24 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from onewriter_core.api.status import FENCED_PODS_SHOWN_MAX
-from onewriter_operator.kinds import seconds_of, timestamp
-from onewriter_operator.objects import FencedPod
-from onewriter_operator.plan.actions import Action, EmitEvent, LookUpPod, RemovePod, RequeueAfter
+from onewriter_core.kubernetes.kinds import seconds_of, timestamp
+from onewriter_core.kubernetes.objects import FencedPod
+from onewriter_core.topic_view import TopicView
+from onewriter_operator.plan.actions import (
+    Action,
+    EmitEvent,
+    LookUpNode,
+    LookUpPod,
+    RemovePod,
+    RequeueAfter,
+)
 from onewriter_operator.plan.facts import PlanLimits, RemovalAttempt, TopicFacts
-from onewriter_operator.plan.view import TopicView
 
 STALE_CAUSES: Final = frozenset({"Silent", "ProgressDeadline", "Forced", "FencedByAdministrator"})
 """Causes of a transition after which the former writer's pod may have to be removed."""
+
+BROKER_CHANGED: Final = "BrokerChanged"
+"""The cause of a transition after which the former writer's pod may be alive: it lost its broker."""
 
 UNSEEN_RETRY_SECONDS: Final = 10.0
 """Delay if the broker omits waiters from its list: the pod may be one of them."""
@@ -46,7 +57,7 @@ class FencedPlan:
     actions: tuple[Action, ...]
 
 
-def known_pods(facts: TopicFacts) -> tuple[FencedPod, ...]:
+def pods_of_status(facts: TopicFacts) -> tuple[FencedPod, ...]:
     """The fenced pods of the status; a list that another field manager wrote does not count."""
     if facts.status_editor and facts.fenced_before is not None:
         return facts.fenced_before
@@ -72,26 +83,27 @@ def _shows_all(view: TopicView | None) -> bool:
 
 def open_fences(facts: TopicFacts) -> list[FencedPod]:
     """The pods whose outcome is open, by status and transitions."""
-    return [pod for pod in _known(facts) if pod.outcome in OPEN]
+    return [pod for pod in _all_fenced_pods(facts) if pod.outcome in OPEN]
 
 
 def plan_fenced(facts: TopicFacts) -> FencedPlan:
     """Judge the fenced pods, the oldest first; at most one is removed at a time."""
     spec = facts.declared.spec
     judge = _Judge(facts, spec.pod_policy, spec.min_interval_seconds)
-    pods = [judge.judged(pod) for pod in _known(facts)]
+    pods = [judge.judged(pod) for pod in _all_fenced_pods(facts)]
     actions = list(judge.actions)
     if judge.soonest is not None:
         actions.append(RequeueAfter(max(0.1, judge.soonest)))
     return FencedPlan(tuple(_bounded(pods)), tuple(actions))
 
 
-def _known(facts: TopicFacts) -> list[FencedPod]:
+def _all_fenced_pods(facts: TopicFacts) -> list[FencedPod]:
     """The pods that the status lists and those that the view's transitions add, oldest first."""
-    found = {pod.identifier: pod for pod in known_pods(facts)}
+    found = {pod.identifier: pod for pod in pods_of_status(facts)}
     for transition in () if facts.view is None else facts.view.transitions:
         former = transition.previous
-        if transition.cause not in STALE_CAUSES or former is None or not former.pod_uid:
+        is_suspect = transition.cause in STALE_CAUSES or transition.cause == BROKER_CHANGED
+        if not is_suspect or former is None or not former.pod_uid:
             continue
         pod = FencedPod(
             pod_uid=former.pod_uid,
@@ -130,7 +142,7 @@ class _Judge:
 
     def _interval_left(self, min_interval_seconds: float) -> float:
         """Seconds until the operator may remove another pod for this topic."""
-        pods = known_pods(self._facts)
+        pods = pods_of_status(self._facts)
         moments = [seconds_of(pod.since) for pod in pods if pod.outcome == "Evicted"]
         last = max((moment for moment in moments if moment is not None), default=None)
         if any(attempt.answer == "Evicted" for attempt in self._facts.attempts.values()):
@@ -158,11 +170,11 @@ class _Judge:
         if not _shows_all(self._facts.view):
             self._check_again(UNSEEN_RETRY_SECONDS)
             return pod
-        known = self._facts.pods.get(pod.pod_uid)
-        if known is not None and (not known.exists or known.is_going):
-            message = "" if not known.exists else "it is being deleted already"
+        pod_facts = self._facts.pods.get(pod.pod_uid)
+        if pod_facts is not None and (not pod_facts.exists or pod_facts.is_going):
+            message = "" if not pod_facts.exists else "it is being deleted already"
             return self._with_outcome(pod, "PodGone", message)
-        return self._due(pod, attempt)
+        return self._remove_or_wait(pod, attempt)
 
     def _gone(self, pod: FencedPod, attempt: RemovalAttempt) -> FencedPod:
         if attempt.answer == "Evicted":
@@ -170,11 +182,15 @@ class _Judge:
             self.actions.append(EmitEvent("PodEvicted", note))
         return self._with_outcome(pod, attempt.answer, attempt.message)
 
-    def _due(self, pod: FencedPod, attempt: RemovalAttempt | None) -> FencedPod:
+    def _remove_or_wait(self, pod: FencedPod, attempt: RemovalAttempt | None) -> FencedPod:
         """Remove the pod now, or note when."""
-        grace = self._facts.limits.grace_seconds - self._facts.fenced_for.get(pod.identifier, 0.0)
+        grace = self._facts.limits.grace_seconds - self._facts.fenced_seconds.get(
+            pod.identifier, 0.0
+        )
         if grace > 0:
             self._check_again(grace)
+            return pod
+        if pod.cause == BROKER_CHANGED and self._waits_for_return(pod):
             return pod
         if attempt is not None:
             pod = self._blocked(pod, attempt)
@@ -194,6 +210,24 @@ class _Judge:
         # One at a time: the others are looked at again.
         self._wait = self._facts.limits.grace_seconds
         return pod
+
+    def _waits_for_return(self, pod: FencedPod) -> bool:
+        """Whether a pod that lost its broker still has time; notes when to look at it again."""
+        limits = self._facts.limits
+        left = limits.away_seconds - self._facts.fenced_seconds.get(pod.identifier, 0.0)
+        if left <= 0:
+            return False
+        pod_facts = self._facts.pods.get(pod.pod_uid)
+        if pod_facts is None:
+            self.actions.append(LookUpPod(self._facts.declared.key.namespace, pod.pod, pod.pod_uid))
+            return True
+        if pod_facts.node and pod_facts.node not in self._facts.nodes:
+            self.actions.append(LookUpNode(pod_facts.node))
+            return True
+        if self._facts.nodes.get(pod_facts.node) is False:
+            return False
+        self._check_again(min(left, limits.node_seconds))
+        return True
 
     def _blocked(self, pod: FencedPod, attempt: RemovalAttempt) -> FencedPod:
         if attempt.answer == "Unconfirmed":

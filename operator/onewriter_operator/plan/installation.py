@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
 from onewriter_core.api.installation import CERTIFICATES_MAX, WAITING_REASONS_MAX
-from onewriter_operator.conditions import Verdict, no, unknown, written, yes
-from onewriter_operator.kinds import Json, seconds_of, timestamp
-from onewriter_operator.objects import (
+from onewriter_core.json_values import Json, present
+from onewriter_core.kubernetes.kinds import seconds_of, timestamp
+from onewriter_core.kubernetes.objects import (
     NO_CONDITION,
-    Conditions,
-    KubeObject,
-    mapping,
-    optional_number,
+    OneWriterObject,
+    OneWriterStatus,
+    StoreMemory,
+    StoreStatus,
     parse_conditions,
-    present,
 )
+from onewriter_operator.conditions import Verdict, no, unknown, written, yes
 from onewriter_operator.plan.broker_report import BrokerReport
 from onewriter_operator.plan.facts import BucketFacts, FleetState
+from onewriter_operator.plan.store_shards import StorePlan, StoreState
 from onewriter_operator.plan.verdicts import drift_left_seconds, drift_verdict, unreachable
 
 MEMORY_STEPS: Final = 100
@@ -51,20 +52,25 @@ class InstallationFacts:
 
     ``found``: the object. ``now``: Unix time. ``is_applied``: whether all installed objects were compared
     once. ``problem``: why an object could not be written, and ``is_permanent``: whether only a person can
-    resolve that. ``waits_for``: the rollout that another change waits for. ``certificates``: name and expiry
-    of those that the operator uses.
+    resolve that. ``unlisted``: why topics or claims cannot be listed until a person acts. ``waits_for``: the
+    rollout that another change waits for. ``has_cluster``: whether the installed store is a cluster;
+    ``store_plan``: its last plan, None before the first. ``certificates``: name and expiry of those that the
+    operator uses.
     """
 
-    found: KubeObject
+    found: OneWriterObject
     now: float
     version: str = ""
     is_applied: bool = True
     problem: str = ""
     is_permanent: bool = False
+    unlisted: str = ""
     waits_for: str = ""
     brokers_ready: int = 0
     brokers_desired: int = 0
     is_store_managed: bool = True
+    has_cluster: bool = False
+    store_plan: StorePlan | None = None
     fleet: FleetState = FleetState()
     reports: Mapping[str, BrokerReport] = field(default_factory=lambda: MappingProxyType({}))
     buckets: BucketFacts | None = None
@@ -83,12 +89,11 @@ class InstallationPlan:
 
 def plan_installation(facts: InstallationFacts) -> InstallationPlan:
     """Decide the whole status."""
-    if facts.fleet.is_settling:
+    if facts.fleet.is_settling and not facts.unlisted:
         return InstallationPlan(None)  # an operator that starts does not know the brokers yet
-    before = mapping(facts.found.document.get("status"))
-    conditions = parse_conditions(before)
-    store = _store(facts, mapping(before.get("store")))
-    judged = _verdicts(facts, store, conditions)
+    before = facts.found.status
+    store = _store(facts, before.store)
+    judged = _verdicts(facts, store, before)
     status: Json = {
         "observedGeneration": facts.found.generation,
         "brokers": {
@@ -97,13 +102,13 @@ def plan_installation(facts: InstallationFacts) -> InstallationPlan:
             "desired": facts.brokers_desired,
             "followed": facts.fleet.synced,
         },
-        "store": store,
+        "store": store.to_document(),
         **present(
             buckets=_buckets(facts),
             certificates=_certificates(facts)[:CERTIFICATES_MAX],
-            versions=_versions(facts, mapping(before.get("versions"))),
+            versions=_versions(facts, before),
         ),
-        "conditions": written(judged, conditions, facts.found.generation, facts.now),
+        "conditions": written(judged, before.conditions, facts.found.generation, facts.now),
     }
     shown = parse_conditions(status).get("Drifted", NO_CONDITION)
     return InstallationPlan(status, drift_left_seconds(shown, facts.now))
@@ -119,7 +124,7 @@ def steady(value: float, shown: int | None, step: float) -> int:
 # ------------------------------------------------------------ parts of the status
 
 
-def _store(facts: InstallationFacts, before: Json) -> Json:
+def _store(facts: InstallationFacts, before: StoreStatus) -> StoreStatus:
     stores = [report.store for report in facts.reports.values()]
     answers = [each.is_reachable for each in stores if each.is_reachable is not None]
     state = "Unknown"
@@ -129,41 +134,32 @@ def _store(facts: InstallationFacts, before: Json) -> Json:
         )
     if not stores:
         # The last known values stay.
-        return {**before, "state": state, "managed": facts.is_store_managed}
+        return replace(before, state=state, is_managed=facts.is_store_managed)
     durabilities = {each.durability for each in stores if each.durability}
-    return {
-        "state": state,
-        "managed": facts.is_store_managed,
-        **present(
-            url=stores[0].url,
-            topology=stores[0].topology,
-            durability=", ".join(sorted(durabilities)),
-            memory=_memory(facts, mapping(before.get("memory"))),
-        ),
-    }
+    return StoreStatus(
+        state=state,
+        is_managed=facts.is_store_managed,
+        url=stores[0].url[:TEXT_LENGTH_MAX],  # a cluster's URL names every pod
+        topology=stores[0].topology,
+        durability=", ".join(sorted(durabilities)),
+        memory=_memory(facts, before.memory),
+    )
 
 
-def _memory(facts: InstallationFacts, before: Json) -> Json:
+def _memory(facts: InstallationFacts, before: StoreMemory) -> StoreMemory:
     used = memory_used(facts.reports)
     if used is None:
         return before
     limits = [report.store.memory_bytes_max for report in facts.reports.values()]
     limit = max((each for each in limits if each), default=None)
     step = STEP_BYTES if limit is None else max(limit / MEMORY_STEPS, 1.0)
-    is_same = before.get("limitBytes") == limit
-    shown = steady(used, optional_number(before.get("usedBytes")) if is_same else None, step)
-    growth = facts.growth_bytes_per_hour
-    found: Json = {
-        "summary": f"{round(100 * shown / limit)}%" if limit else f"{shown // _MEBIBYTE}Mi",
-        "usedBytes": shown,
-        **present(limitBytes=limit),
-    }
-    if growth is not None:
-        former = optional_number(before.get("growthBytesPerHour")) if is_same else None
-        found["growthBytesPerHour"] = steady(growth, former, step)
-    elif "growthBytesPerHour" in before and is_same:
-        found["growthBytesPerHour"] = before["growthBytesPerHour"]  # another operator measured it
-    return found
+    former = before if before.limit_bytes == limit else StoreMemory()
+    shown = steady(used, former.used_bytes, step)
+    growth = former.growth_bytes_per_hour  # another operator may have measured it
+    if facts.growth_bytes_per_hour is not None:
+        growth = steady(facts.growth_bytes_per_hour, growth, step)
+    summary = f"{round(100 * shown / limit)}%" if limit else f"{shown // _MEBIBYTE}Mi"
+    return StoreMemory(summary, shown, limit, growth)
 
 
 def memory_used(reports: Mapping[str, BrokerReport]) -> int | None:
@@ -202,35 +198,40 @@ def _certificates(facts: InstallationFacts) -> list[Json]:
     ]
 
 
-def _versions(facts: InstallationFacts, before: Json) -> Json:
+def _versions(facts: InstallationFacts, before: OneWriterStatus) -> Json:
     brokers = sorted({each.version for each in facts.reports.values() if each.version})
-    known = before.get("brokers") if not facts.reports else None
+    known = before.broker_versions if not facts.reports else None
     return present(operator=facts.version, brokers=", ".join(brokers) or known)
 
 
 # ------------------------------------------------------------ conditions
 
 
-def _verdicts(facts: InstallationFacts, store: Json, before: Conditions) -> list[Verdict]:
+def _verdicts(
+    facts: InstallationFacts, store: StoreStatus, before: OneWriterStatus
+) -> list[Verdict]:
     parts = [
         _installed(facts),
         _brokers_ready(facts),
         _store_reachable(facts, store),
+        _store_healthy(facts),
+        _store_complete(facts),
         _buckets_served(facts),
         _certificates_valid(facts),
     ]
     return [
         _ready(parts),
         *parts,
-        drift_verdict(before.get("Drifted", NO_CONDITION), facts.drift, facts.now),
+        drift_verdict(before.condition("Drifted"), facts.drift, facts.now),
         _reconciling(facts),
         _stalled(facts),
     ]
 
 
 def _ready(parts: list[Verdict]) -> Verdict:
-    """The first condition that does not hold; a late renewal and what old brokers do not report do not count."""
-    counted = [each for each in parts if each.reason not in {"CertificateExpires", "NotReported"}]
+    """The first condition that does not hold; warnings and what old brokers do not report do not count."""
+    warnings = {"CertificateExpires", "StoreMisplaced", "NotReported"}
+    counted = [each for each in parts if each.reason not in warnings]
     for status in ("False", "Unknown"):
         for each in counted:
             if each.status == status:
@@ -239,6 +240,8 @@ def _ready(parts: list[Verdict]) -> Verdict:
 
 
 def _installed(facts: InstallationFacts) -> Verdict:
+    if facts.unlisted:
+        return no("Installed", "InstallationIncomplete", facts.unlisted)
     if facts.problem:
         return no("Installed", "InstallationIncomplete", facts.problem)
     if not facts.is_applied:
@@ -265,15 +268,47 @@ def _unheard(kind: str, facts: InstallationFacts) -> Verdict:
     )
 
 
-def _store_reachable(facts: InstallationFacts, store: Json) -> Verdict:
-    if store["state"] == "Unknown":
+def _store_reachable(facts: InstallationFacts, store: StoreStatus) -> Verdict:
+    if store.state == "Unknown":
         return _unheard("StoreReachable", facts)
-    where = store.get("url", "the store")
-    if store["state"] == "Reachable":
+    where = store.url or "the store"
+    if store.state == "Reachable":
         return yes("StoreReachable", "StoreReachable", f"all brokers reach {where}")
     away = [n for n, each in sorted(facts.reports.items()) if each.store.is_reachable is False]
-    message = f"{where} does not answer {', '.join(away)}"
+    reason = next(
+        (facts.reports[n].store.problem for n in away if facts.reports[n].store.problem), ""
+    )
+    message = f"{where} does not answer {', '.join(away)}" + (f": {reason}" if reason else "")
     return no("StoreReachable", "StoreUnreachable", message)
+
+
+def _store_healthy(facts: InstallationFacts) -> Verdict:
+    """Whether the store takes writes and has room, and writes its files."""
+    kind, stores = "StoreHealthy", [report.store for report in facts.reports.values()]
+    faults = dict.fromkeys(fault for each in stores for fault in each.faults or ())
+    if faults:
+        return no(kind, "StoreFault", f"the store reports: {'; '.join(faults)}")
+    if any(each.is_full for each in stores):
+        return no(kind, "StoreFull", "the store is almost full: brokers refuse new producers")
+    if all(each.is_full is None for each in stores):
+        return _unheard(kind, facts)
+    return yes(kind, "StoreHealthy", "the store has room and reports no fault")
+
+
+def _store_complete(facts: InstallationFacts) -> Verdict:
+    kind, plan = "StoreComplete", facts.store_plan
+    if not facts.has_cluster:
+        what = "one process" if facts.is_store_managed else "not managed by the operator"
+        return yes(kind, "NotACluster", f"the store is {what}")
+    if plan is None:
+        return unknown(kind, "StoreUnknown", "the store was not asked yet")
+    match plan.state:
+        case StoreState.COMPLETE:
+            return yes(kind, "StoreComplete", plan.message)
+        case StoreState.UNKNOWN:
+            return unknown(kind, "StoreUnknown", plan.message)
+        case _:
+            return no(kind, f"Store{plan.state.value}", plan.message)
 
 
 def _buckets_served(facts: InstallationFacts) -> Verdict:
@@ -303,7 +338,7 @@ def _certificates_valid(facts: InstallationFacts) -> Verdict:
 
 
 def _reconciling(facts: InstallationFacts) -> Verdict:
-    if facts.problem and facts.is_permanent:
+    if _person_needed(facts):
         return no("Reconciling", "Settled", "")
     for each in (_installed(facts), _brokers_ready(facts)):
         if each.status != "True":
@@ -312,6 +347,14 @@ def _reconciling(facts: InstallationFacts) -> Verdict:
 
 
 def _stalled(facts: InstallationFacts) -> Verdict:
-    if facts.problem and facts.is_permanent:
-        return yes("Stalled", "InstallationIncomplete", facts.problem)
+    if reason := _person_needed(facts):
+        return yes("Stalled", "InstallationIncomplete", reason)
+    store = _store_complete(facts)
+    if store.reason == "StoreStuck":
+        return yes("Stalled", store.reason, store.message)
     return no("Stalled", "Settled", "")
+
+
+def _person_needed(facts: InstallationFacts) -> str:
+    """What only a person can resolve; empty if nothing is."""
+    return facts.unlisted or (facts.problem if facts.is_permanent else "")

@@ -10,19 +10,19 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping
 
-from onewriter_core.kubernetes_names import EPOCH_LABEL
-from onewriter_operator.kinds import (
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import (
     FIELD_MANAGER,
     MANAGED_BY,
     SERVICE,
     SERVICE_NAME_LABEL,
     SLICE,
     SLICE_MANAGER_LABEL,
-    Json,
 )
-from onewriter_operator.objects import KubeObject, LeaderService, TopicObject
+from onewriter_core.kubernetes.names import EPOCH_LABEL
+from onewriter_core.kubernetes.objects import KubeObject, LeaderService, TopicObject
+from onewriter_core.topic_view import ProducerView
 from onewriter_operator.plan.facts import PodFacts
-from onewriter_operator.plan.view import ProducerView
 
 
 def slice_name(service: str, address_type: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from onewriter_core.kubernetes_names import FENCE, HANDOVER
+from onewriter_core.kubernetes.names import FENCE, HANDOVER
 from onewriter_operator.plan.actions import (
     Action,
     EmitEvent,

@@ -15,17 +15,12 @@ from onewriter_core.api.status import (
     SHARED_SHOWN_MAX,
     TRANSITIONS_SHOWN_MAX,
 )
-from onewriter_core.kubernetes_names import PAUSED, TOPIC_FINALIZER, UNMANAGED
+from onewriter_core.json_values import Json, mappings, present
+from onewriter_core.kubernetes.kinds import SERVICE, SLICE, Key, key_of, named, seconds_of
+from onewriter_core.kubernetes.names import PAUSED, TOPIC_FINALIZER, UNMANAGED
+from onewriter_core.kubernetes.objects import FencedPod, KubeObject, TopicStatus, parse_topic_status
+from onewriter_core.topic_view import ProducerView, TopicView, TransitionView
 from onewriter_operator import conditions
-from onewriter_operator.kinds import SERVICE, SLICE, Json, Key, key_of, named, seconds_of
-from onewriter_operator.objects import (
-    FencedPod,
-    KubeObject,
-    TopicStatus,
-    mappings,
-    parse_topic_status,
-    present,
-)
 from onewriter_operator.plan import leader, verdicts
 from onewriter_operator.plan.actions import (
     Action,
@@ -39,16 +34,12 @@ from onewriter_operator.plan.actions import (
     SetFinalizers,
 )
 from onewriter_operator.plan.difference import difference, differs, digest, exact
-from onewriter_operator.plan.facts import (
-    SETTLING_SECONDS,
-    TopicFacts,
-)
-from onewriter_operator.plan.fenced import FencedPlan, known_pods, plan_fenced
+from onewriter_operator.plan.facts import SETTLING_SECONDS, TopicFacts
+from onewriter_operator.plan.fenced import FencedPlan, plan_fenced, pods_of_status
 from onewriter_operator.plan.orders import plan_orders
-from onewriter_operator.plan.view import ProducerView, TopicView, TransitionView
 
 DELETION_DEADLINE_SECONDS: Final = 300.0
-"""After this time the operator removes its finalizer, even if the log still exists."""
+"""After this time since the deletion the operator removes its finalizer, even if the log still exists."""
 
 DELETION_RETRY_SECONDS: Final = 5.0
 
@@ -59,7 +50,7 @@ UNKNOWN_SECONDS: Final = 5.0
 """Delay before the operator asks the brokers again about an unknown topic."""
 
 BROKER_DRIFT: Final = "desired state of"
-"""Prefix of drift that concerns every topic: each status shows it, and no topic reports an Event."""
+"""Prefix of drift that concerns every topic: each status shows it, and the operator writes no Event for it."""
 
 _REPORTED_ONCE: Final = (("PolicyApplied", "Adopted"), ("Conflict", "ResourceConflict"))
 """Conditions and reasons that cause an Event when they are new."""
@@ -72,7 +63,7 @@ KINDS_SHOWN: Final = frozenset({"grant", "share", "fence"})
 class Plan:
     """The actions in their order, and the status to write afterwards; None: keep the present one.
 
-    ``drift``: outside changes that the next status shows.
+    ``drift``: outside changes, which the next status shows.
     """
 
     actions: tuple[Action, ...]
@@ -93,12 +84,12 @@ def plan_topic(facts: TopicFacts) -> Plan:
     problem = service_problem(facts)
     drift = list(dict.fromkeys((*facts.drift, *_status_drift(facts))))
     actions = [*_finalizer(facts)]
-    fenced = FencedPlan(known_pods(facts), ())
+    fenced = FencedPlan(pods_of_status(facts), ())
     if facts.acceptance.is_passed_on and not facts.declared.is_set(PAUSED):
         fenced = plan_fenced(facts)
         actions += [*plan_orders(facts), *fenced.actions]
         if problem is None or problem.reason == verdicts.SERVICE_REFUSED:
-            service_actions, service_drift = _leader(facts)
+            service_actions, service_drift = _leader_objects(facts)
             actions += service_actions
             drift += service_drift
     wait = _wait_seconds(facts)
@@ -121,7 +112,7 @@ def plan_topic(facts: TopicFacts) -> Plan:
 
 
 def _wait_seconds(facts: TopicFacts) -> float | None:
-    """How long the operator keeps the present status; None if it may write."""
+    """How many seconds the operator keeps the present status; None if it may write a new one now."""
     if not facts.acceptance.is_passed_on:
         return None
     if facts.is_moving:
@@ -197,7 +188,7 @@ def _durability(facts: TopicFacts) -> str:
     if facts.durability_refusal is not None:
         return "" if facts.durability_refusal else facts.declared.spec.durability
     is_edited = bool(facts.status_editor)
-    return "" if is_edited else str(facts.declared.status.document.get("durability") or "")
+    return "" if is_edited else facts.declared.status.durability
 
 
 def _writers(facts: TopicFacts, before: Json) -> Json:
@@ -300,12 +291,12 @@ def _events(facts: TopicFacts, status: TopicStatus) -> list[Action]:
     epoch, former = status.epoch or 0, before.epoch or 0
     if epoch > former and status.transitions and not facts.status_editor:
         last = status.transitions[0]
-        writer = last.producer_name or "no producer"
+        writer = last.holder.producer_name if last.holder else "no producer"
         note = f"Epoch {epoch} ({last.cause}): {writer} writes"
         if last.outage_ms:
             note += f". No producer could write for {last.outage_ms} ms"
         events.append(EmitEvent("EpochAdvanced", note))
-    known = {pod.identifier for pod in known_pods(facts)}
+    known = {pod.identifier for pod in pods_of_status(facts)}
     for pod in status.fenced_pods:
         if pod.identifier not in known:
             name = pod.pod or pod.pod_uid
@@ -323,7 +314,7 @@ def _new_message(before: TopicStatus, status: TopicStatus, kind: str, reason: st
     return now.message if now.reason == reason != before.condition(kind).reason else ""
 
 
-# ------------------------------------------------------------ left alone
+# ------------------------------------------------------------ objects with the annotation unmanaged
 
 
 def _unmanaged(facts: TopicFacts) -> Plan:
@@ -361,7 +352,7 @@ def _deleting(facts: TopicFacts) -> Plan:
     status = _status(
         facts,
         verdicts.verdicts(facts, None, ()),
-        known_pods(facts),
+        pods_of_status(facts),
     )
     if TOPIC_FINALIZER not in facts.declared.finalizers:
         return Plan((), status)
@@ -394,7 +385,7 @@ def _deleting(facts: TopicFacts) -> Plan:
 def service_problem(facts: TopicFacts) -> verdicts.ServiceProblem | None:
     """Why the operator cannot write the leader Service; None if it can."""
     wanted = facts.declared.spec.leader_service
-    taken = facts.taken
+    conflict = facts.name_conflict
     if wanted is not None and not facts.may_lead_services:
         message = (
             f"the operator has no right to make Services in namespace"
@@ -404,27 +395,27 @@ def service_problem(facts: TopicFacts) -> verdicts.ServiceProblem | None:
         return verdicts.ServiceProblem(verdicts.SERVICE_NOT_ENABLED, message)
     if wanted is not None and facts.service is not None:
         is_ours = facts.service.is_owned_by(facts.declared.uid)
-        taken = taken or ("" if is_ours else f"Service/{wanted.name}")
-    if wanted is not None and taken:
-        message = f"{taken} is there already and does not belong to this object"
+        conflict = conflict or ("" if is_ours else f"Service/{wanted.name}")
+    if wanted is not None and conflict:
+        message = f"{conflict} already exists and does not belong to this object"
         return verdicts.ServiceProblem(verdicts.SERVICE_TAKEN, message)
-    if facts.refused:
-        message = "; ".join(f"{name}: {why}" for name, why in sorted(facts.refused.items()))
+    if facts.write_refusals:
+        message = "; ".join(f"{name}: {why}" for name, why in sorted(facts.write_refusals.items()))
         return verdicts.ServiceProblem(verdicts.SERVICE_REFUSED, message)
     return None
 
 
-def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
-    """The actions for Service and EndpointSlice, and their outside changes."""
+def _leader_objects(facts: TopicFacts) -> tuple[list[Action], list[str]]:
+    """The actions that write the leader Service and its EndpointSlice, and the outside changes that they repair."""
     wanted = facts.declared.spec.leader_service
     actions: list[Action] = [
-        Remove(each.key, each.uid) for each in facts.left_over if not _is_refused(facts, each.key)
+        Remove(each.key, each.uid) for each in facts.obsolete if not _is_refused(facts, each.key)
     ]
     epoch = epoch_of(facts)
     if wanted is None or epoch is None:
         return actions, []
     if facts.view is None and not facts.is_unserved:
-        return actions, []  # the producer that it leads to may still write
+        return actions, []  # the Service may still point to a producer that writes
     writer = None if facts.view is None else facts.view.holder
     if writer is not None and not writer.has_pod:
         writer = None
@@ -432,25 +423,25 @@ def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
     if writer is not None and (pod is None or (pod.exists and not pod.ip)):
         namespace = facts.declared.key.namespace
         actions.append(LookUpPod(namespace, writer.pod, writer.pod_uid))
-    drift: list[str] = []
     is_ahead = leader.is_ahead(epoch, facts.slices, facts.service)
     if is_ahead and facts.ahead_seconds < facts.limits.ahead_seconds:
         # Another operator may know a later writer.
         return [*actions, RequeueAfter(facts.limits.ahead_seconds)], []
+
     service = leader.service(facts.declared, wanted, epoch)
-    is_other = facts.service is None or _is_other(service, facts.service)
-    if is_other and not _is_refused(facts, key_of(service)):
-        drift += _changed(facts, service, facts.service)
-        actions.append(Apply(SERVICE, service))
     endpoints = leader.endpoints(facts.declared, wanted, epoch, writer, pod)
-    others = {each.key: each for each in facts.slices}
-    key = key_of(endpoints)
-    there = others.pop(key, None)
-    is_other = there is None or _is_other(endpoints, there)
-    if is_other and not _is_refused(facts, key):
-        drift += _changed(facts, endpoints, there)
-        version = "" if there is None else there.resource_version
-        actions.append(Apply(SLICE, endpoints, version))
+    other_slices = {each.key: each for each in facts.slices}
+    endpoint_slice = other_slices.pop(key_of(endpoints), None)
+    version = "" if endpoint_slice is None else endpoint_slice.resource_version
+    drift: list[str] = []
+    for apply, found in (
+        (Apply(SERVICE, service), facts.service),
+        (Apply(SLICE, endpoints, version), endpoint_slice),
+    ):
+        is_right = found is not None and not _differs(apply.document, found)
+        if not is_right and not _is_refused(facts, key_of(apply.document)):
+            drift += _outside_change(facts, apply.document, found)
+            actions.append(apply)
     foreign = [
         each
         for each in facts.foreign_slices
@@ -459,23 +450,25 @@ def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
     drift += [f"{named(each.key)} was added" for each in foreign]
     actions += [Remove(each.key, each.uid) for each in foreign]
     actions += [
-        Remove(each.key, each.uid) for each in others.values() if not _is_refused(facts, each.key)
+        Remove(each.key, each.uid)
+        for each in other_slices.values()
+        if not _is_refused(facts, each.key)
     ]
     return actions, drift
 
 
-def _is_other(wanted: Json, found: KubeObject) -> bool:
+def _differs(wanted: Json, found: KubeObject) -> bool:
     return differs(exact(wanted, found.document), found.document)
 
 
 def _is_refused(facts: TopicFacts, key: Key) -> bool:
-    return named(key) in facts.refused
+    return named(key) in facts.write_refusals
 
 
-def _changed(facts: TopicFacts, wanted: Json, found: KubeObject | None) -> list[str]:
-    """The outside change, if this process wrote exactly the wanted object before."""
+def _outside_change(facts: TopicFacts, wanted: Json, found: KubeObject | None) -> list[str]:
+    """How ``found`` differs from what this process wrote, if it wrote exactly the wanted object."""
     name = named(key_of(wanted))
-    if facts.written.get(name) != digest(wanted):
+    if facts.written_digests.get(name) != digest(wanted):
         return []
     if found is None:
         return [f"{name} was deleted"]

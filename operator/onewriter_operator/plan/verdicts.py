@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from onewriter_core.kubernetes_names import PAUSED, UNMANAGED
+from onewriter_core.kubernetes.kinds import seconds_of
+from onewriter_core.kubernetes.names import PAUSED, UNMANAGED
+from onewriter_core.kubernetes.objects import Condition
 from onewriter_operator.conditions import Verdict, no, unknown, yes
-from onewriter_operator.kinds import seconds_of
-from onewriter_operator.objects import Condition
 from onewriter_operator.plan.facts import FleetState, TopicFacts
 
 DRIFT_SHOWN_SECONDS: Final = 3_600.0
@@ -16,6 +16,9 @@ DRIFT_SHOWN_SECONDS: Final = 3_600.0
 
 TAKING_OVER: Final = frozenset({"ChangingHands", "Reserved"})
 """States of a topic between two writers."""
+
+WRITTEN: Final = frozenset({"Held", "Shared"})
+"""States of a topic that producers write."""
 
 OBSTACLES: Final = frozenset({"Invalid", "NotThisTenant", "DeclaredElsewhere", "ResourceConflict"})
 """Reasons that stay until a user changes an object, or an administrator reassigns the topic."""
@@ -90,15 +93,22 @@ def _serving(facts: TopicFacts) -> Verdict:
         return no("Serving", acceptance.reason, acceptance.message)
     if facts.declared.is_going:
         return no("Serving", "Deleting", "the topic is being deleted and admits no producer")
-    if facts.refusal:
+    is_written = view is not None and view.state in WRITTEN
+    if facts.refusal and not (is_written and facts.is_provided):
         return no("Serving", "RefusedByBroker", facts.refusal)
+    if facts.store_away:
+        return no("Serving", "StoreUnreachable", facts.store_away)
+    if facts.store_fault:
+        return no("Serving", "StoreFault", facts.store_fault)
     if view is not None and (view.waiting_reason or not view.is_served):
         reason = view.waiting_reason or "no broker serves it just now"
         return no("Serving", "BucketWaiting", reason)
+    if view is None and facts.bucket_waiting:
+        return no("Serving", "BucketWaiting", facts.bucket_waiting)
+    if facts.store_full and not is_written:
+        return no("Serving", "StoreFull", facts.store_full)
     if view is not None:
         return yes("Serving", "Served", f"served by {view.broker or 'a broker'}")
-    if facts.bucket_waiting:
-        return no("Serving", "BucketWaiting", facts.bucket_waiting)
     if not facts.is_unserved:
         return unknown("Serving", "BrokersUnreachable", unreachable(facts.brokers))
     if not facts.applied.is_everywhere:

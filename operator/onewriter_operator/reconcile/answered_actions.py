@@ -1,7 +1,7 @@
 """Actions whose answers a plan needs: look-ups, fences, handovers, and removals of pods and logs.
 
-A missing answer is an answer too (``Unconfirmed``, ``is_open``, not known): it must not prevent the
-rest of the reconcile, above all the status.
+A missing answer also becomes a result (``Unconfirmed``, ``is_open``, not known), so that the reconcile continues
+and writes the status.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Final
 
 import structlog
 
+from onewriter_core.kubernetes.kinds import NODE
+from onewriter_core.kubernetes.objects import TopicObject
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
 from onewriter_operator.kube import ApiRefused
-from onewriter_operator.objects import TopicObject
 from onewriter_operator.plan.actions import (
     Action,
     DeleteLog,
     Fence,
     HandOver,
+    LookUpNode,
     LookUpPod,
     LookUpTopic,
     RemovePod,
@@ -39,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 def has_answer(action: Action) -> bool:
     """Whether the plan needs the action's answer."""
-    kinds = LookUpTopic | LookUpPod | Fence | HandOver | DeleteLog | RemovePod
+    kinds = LookUpTopic | LookUpPod | LookUpNode | Fence | HandOver | DeleteLog | RemovePod
     return isinstance(action, kinds)
 
 
@@ -63,6 +65,8 @@ class AnsweredActions:
                     self._context.fleet.declare()
             case LookUpPod(namespace, name, uid):
                 cache.remember_pod(uid, await self._pod(namespace, name, uid), now())
+            case LookUpNode(name):
+                cache.remember_node(name, now(), is_ready=await self._is_node_ready(name))
             case RemovePod():
                 former = cache.attempts.get(action.fence)
                 count = 0 if former is None else former[0].count
@@ -76,7 +80,7 @@ class AnsweredActions:
             case DeleteLog():
                 cache.deletion = (await self._delete(action, declared.key.namespace), now())
             case _:
-                raise AssertionError(f"{action} is not a question")
+                raise AssertionError(f"the plan needs no answer of {action}")
 
     async def _pod(self, namespace: str, name: str, uid: str) -> PodFacts:
         """A pod; without the right to read pods, the operator assumes that it exists."""
@@ -85,6 +89,14 @@ class AnsweredActions:
         except ApiRefused as refused:
             log.warning("pod.unreadable", namespace=namespace, pod=name, reason=str(refused))
             return PodFacts()
+
+    async def _is_node_ready(self, name: str) -> bool | None:
+        """Whether a node is ready; False if it is gone, None without the right to read nodes."""
+        try:
+            return removal.is_ready(await api_answer(self._context.kube.get(NODE, "", name)))
+        except ApiRefused as refused:
+            log.warning("node.unreadable", node=name, reason=str(refused))
+            return None
 
     async def _remove(self, topic: str, action: RemovePod, count: int) -> RemovalAttempt:
         """Remove a pod unless it registered again: asks the broker, because its stream may lag.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from onewriter_operator.kinds import Json, Kind, key_of
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import Kind, key_of
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.plan.difference import correction, differs, exact
 from onewriter_operator.workqueue import RetryLater

@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
-from onewriter_operator.objects import FencedPod
+from onewriter_core.kubernetes.objects import FencedPod
 from onewriter_operator.plan.facts import (
     DeletionResult,
     OrderResult,
@@ -17,6 +17,9 @@ from onewriter_operator.plan.facts import (
 
 POD_SECONDS: Final = 60.0
 """A pod that is not watched is read again after this time."""
+
+NODE_SECONDS: Final = 5.0
+"""A node is read again after this time."""
 
 REFUSED_WRITE_SECONDS_MAX: Final = 300.0
 """Longest delay before a refused write is repeated; it doubles with each refusal."""
@@ -71,6 +74,7 @@ class TopicCache(ObjectCache):
     stored: StoredTopic | None = None
     epoch_seen: int = 0
     pods: dict[str, tuple[PodFacts, float]] = field(default_factory=dict)
+    nodes: dict[str, tuple[bool | None, float]] = field(default_factory=dict)
     fenced_since: dict[str, float] = field(default_factory=dict)
     attempts: dict[str, tuple[RemovalAttempt, float]] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
@@ -128,6 +132,19 @@ class TopicCache(ObjectCache):
         self.pods[uid] = (facts, now)
         while len(self.pods) > PODS_MAX:
             del self.pods[next(iter(self.pods))]
+
+    def remember_node(self, name: str, now: float, *, is_ready: bool | None) -> None:
+        """Keep whether a node is ready; the results of other looks that are too old are dropped."""
+        self.nodes = {
+            other: found for other, found in self.nodes.items() if now - found[1] < NODE_SECONDS
+        }
+        self.nodes[name] = (is_ready, now)
+
+    def known_nodes(self, now: float) -> dict[str, bool | None]:
+        """Whether each node is ready that was read recently."""
+        return {
+            name: is_ready for name, (is_ready, at) in self.nodes.items() if now - at < NODE_SECONDS
+        }
 
     def known_pod(self, uid: str, now: float) -> PodFacts | None:
         """A pod as it was read, if recent enough; a pod that is gone never returns under its uid."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from onewriter_operator.kinds import (
+from onewriter_core.kubernetes.kinds import (
     CLAIM,
     Key,
 )
-from onewriter_operator.objects import ClaimObject, parse_claim_status
+from onewriter_core.kubernetes.objects import ClaimObject, parse_claim_status
 from onewriter_operator.plan.actions import EmitEvent, RequeueAfter
 from onewriter_operator.plan.claim import plan_claim
 from onewriter_operator.plan.facts import ClaimFacts
@@ -42,9 +42,8 @@ class ClaimReconciler:
         plan = plan_claim(self._facts(claim, cache))
         if plan.status is not None:
             shown = parse_claim_status(plan.status)
-            await status.write(context.kube, context.store, CLAIM, claim, plan.status)
-            claim = context.store.claim(key) or claim
-            cache.editor = claim.status_editor(STATUS_FIELDS)
+            left = await status.write(context.kube, context.store, CLAIM, claim, plan.status)
+            cache.editor = left.status_editor(STATUS_FIELDS)
             context.metrics.claim(key, shown.condition("Granted").reason)
         for action in plan.actions:
             if isinstance(action, EmitEvent):

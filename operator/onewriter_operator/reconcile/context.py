@@ -7,15 +7,15 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
+from onewriter_core.kubernetes.objects import DeclaredObject, TopicObject
+from onewriter_core.topic_view import TopicView
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.configuration import OptIn
 from onewriter_operator.declarations import Declarations
 from onewriter_operator.events import Recorder
 from onewriter_operator.kube import Kube
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.objects import DeclaredObject, TopicObject
 from onewriter_operator.plan.facts import Acceptance, Applied, FleetState, PlanLimits
-from onewriter_operator.plan.view import TopicView
 from onewriter_operator.reconcile.cache import ObjectCache
 from onewriter_operator.reconcile.followed_pods import FollowedPods
 from onewriter_operator.store import ObjectCopy
@@ -31,6 +31,9 @@ class CommonFacts(TypedDict):
     view: TopicView | None
     view_age_seconds: float
     bucket_waiting: str
+    store_away: str
+    store_fault: str
+    store_full: str
     durability_refusal: str | None
     is_lost: bool
     pending_seconds: float
@@ -56,7 +59,7 @@ class ReconcileContext:
     plan_limits: PlanLimits = PlanLimits()
 
     def note_declared_by(self, topic: str, namespace: str) -> None:
-        """Note the first namespace that declared a topic: it decides which object counts."""
+        """Record the first namespace that declared a topic: only an object of this namespace may declare it."""
         if self.declarations.declared_by(topic, namespace):
             self.fleet.declare()
             self.changed(topic)
@@ -89,6 +92,9 @@ class ReconcileContext:
             "view": None if view is None else view.status,
             "view_age_seconds": self.fleet.age_seconds(acceptance.topic),
             "bucket_waiting": waiting,
+            "store_away": self.fleet.store_away(),
+            "store_fault": self.fleet.store_fault(),
+            "store_full": self.fleet.store_full(),
             "durability_refusal": refusal,
             "is_lost": self.fleet.is_lost(acceptance.topic),
             "pending_seconds": cache.pending_seconds(piece, asyncio.get_running_loop().time()),

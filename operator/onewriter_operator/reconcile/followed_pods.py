@@ -14,9 +14,10 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from onewriter_operator.kinds import POD, Json, Key
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import POD, Key
+from onewriter_core.kubernetes.objects import parse_pod
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.objects import parse_pod
 from onewriter_operator.plan.facts import PodFacts
 from onewriter_operator.reconcile import removal
 

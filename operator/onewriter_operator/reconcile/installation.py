@@ -16,25 +16,25 @@ from typing import Final
 
 import structlog
 
+from onewriter_core.json_values import Json, mapping, number
+from onewriter_core.kubernetes.kinds import (
+    CONFIG_MAP,
+    FIELD_MANAGER,
+    MANAGED_BY,
+    SECRET,
+    Kind,
+    key_of,
+    named,
+)
+from onewriter_core.kubernetes.objects import KubeObject, parse
 from onewriter_operator import installation
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.events import Recorder
 from onewriter_operator.installation import names
 from onewriter_operator.installation.broker_authority import AUTHORITY_BYTES_MAX
 from onewriter_operator.installation.names import INSTANCE_LABEL
-from onewriter_operator.kinds import (
-    CONFIG_MAP,
-    FIELD_MANAGER,
-    MANAGED_BY,
-    SECRET,
-    Json,
-    Kind,
-    key_of,
-    named,
-)
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.objects import KubeObject, mapping, number, parse
 from onewriter_operator.plan import rollout
 from onewriter_operator.plan.actions import EmitEvent
 from onewriter_operator.plan.difference import content, difference, digest, exact
@@ -93,7 +93,10 @@ class InstallationReconciler:
         metrics: Metrics,
         one_writer: OneWriterReconciler,
         now: Callable[[], float] = time.monotonic,
+        *,
+        every_seconds: float = EVERY_SECONDS,
     ) -> None:
+        self._every_seconds = every_seconds
         self._one_writer = one_writer
         self._brokers_ready = 0
         self._kube = kube
@@ -156,7 +159,7 @@ class InstallationReconciler:
             return delay, error.retry_after_seconds or 0.0
         self._failures = 0
         self._one_writer.installed(self._state())
-        return EVERY_SECONDS * spread if later is None else later, 0.0
+        return self._every_seconds * spread if later is None else later, 0.0
 
     def _state(self, error: ApiRefused | ApiUnreachable | None = None) -> InstallationState:
         problem = "" if error is None else str(error)
@@ -190,6 +193,7 @@ class InstallationReconciler:
         for document in installation.created_once(self._configuration, owner):
             await self._create(document)
         authority = await self._read_authority()
+        await self._refuse_other_layout()
         wanted = installation.objects(self._configuration, owner, authority)
         refusals: list[ApiRefused] = []
         waiting = ""
@@ -205,6 +209,31 @@ class InstallationReconciler:
             raise next((each for each in refusals if each.status == 429), refusals[0])
         await self._remove_others(wanted)
         return min(self._delays, default=None)
+
+    async def _refuse_other_layout(self) -> None:
+        """Raise ApiRefused if the store runs in another layout: its data would be left behind."""
+        configuration = self._configuration
+        if configuration.external_store.is_used:
+            return
+        labels = {**names.selector(configuration, names.VALKEY), MANAGED_BY: FIELD_MANAGER}
+        selected = ",".join(f"{label}={value}" for label, value in labels.items())
+        listed = await self._kube.list(KINDS["StatefulSet"], configuration.namespace, selected)
+        wanted = str(configuration.store.shards)
+        others = sorted(
+            each.key.name
+            for each in map(parse, listed)
+            if labels.items() <= each.labels.items()
+            and (
+                each.key.name not in names.store_sets(configuration)
+                or (each.annotation(names.SHARDS) or wanted) != wanted
+            )
+        )
+        if others:
+            raise ApiRefused(
+                422,
+                f"the StatefulSets {', '.join(others)} have the store's data, and their number of shards is not"
+                f" store.shards {wanted}: an installation keeps its number of shards. Set it back, or move the topics to another installation",
+            )
 
     async def _read_authority(self) -> str:
         """The brokers' CA as the kubelet mounts it now; empty to keep the published one."""

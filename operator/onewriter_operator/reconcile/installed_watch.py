@@ -13,8 +13,8 @@ from typing import Final
 
 import structlog
 
+from onewriter_core.kubernetes.kinds import SECRET, Kind
 from onewriter_operator.brokers.delays import Backoff
-from onewriter_operator.kinds import SECRET, Kind
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 
 RETRY_SECONDS_MAX: Final = 60.0

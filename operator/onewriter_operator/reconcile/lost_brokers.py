@@ -4,6 +4,9 @@ Kubernetes notices a lost node after 40 seconds or more. Until then each new con
 to the dead pod. The operator does earlier what the node controller would do: it sets the pod's condition Ready to
 False, if the other brokers count the broker as dead and the broker does not answer the operator either.
 
+The operator also counts the broker as lost, unless its stream continues within ten seconds: the stream of a lost node does
+not end by itself.
+
 The kubelet owns this condition. As long as it runs, it sets the condition as its probes find the pod, so a mistake of
 the operator is corrected within seconds, and a node that returns needs no help. Without an operator everything is as
 Kubernetes does it.
@@ -18,9 +21,9 @@ from typing import Final, Protocol
 
 import structlog
 
-from onewriter_operator.kinds import POD, Json, timestamp
+from onewriter_core.json_values import Json, mapping, mappings, text
+from onewriter_core.kubernetes.kinds import POD, timestamp
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.objects import mapping, mappings, text
 
 POLL_SECONDS: Final = 1.0
 """Interval between two checks of all brokers."""
@@ -29,7 +32,8 @@ ANSWER_SECONDS: Final = 1.5
 """Time for a broker's answer."""
 
 AGAIN_SECONDS: Final = 10.0
-"""Shortest time between two readings of one dead broker's pod, and so between two changes of it."""
+"""Shortest time between two readings of one dead broker's pod, and so between two changes of it. A write that met
+another one, or no API server, is repeated at the next check."""
 
 REASON: Final = "BrokerLost"
 
@@ -45,6 +49,10 @@ class BrokerReports(Protocol):
 
     async def answers(self, name: str, seconds: float) -> bool:
         """Whether this broker answers the operator in time."""
+        ...
+
+    def suspect(self, name: str) -> None:
+        """Count this broker as lost unless it reports something soon."""
         ...
 
 
@@ -85,11 +93,14 @@ class LostBrokers:
                 continue
             if await self._brokers.answers(name, ANSWER_SECONDS):
                 continue
+            self._brokers.suspect(name)
             self._read_pod_at[name] = self._now()
             try:
                 if await self._set_not_ready(name):
                     log.warning("broker.taken_out", broker=name)
             except (ApiRefused, ApiUnreachable) as error:
+                if not isinstance(error, ApiRefused) or error.is_conflict:
+                    del self._read_pod_at[name]  # the next check may succeed
                 log.warning("broker.not_taken_out", broker=name, reason=str(error))
 
     async def _set_not_ready(self, name: str) -> bool:

@@ -15,15 +15,17 @@ from typing import Final, Protocol
 
 import structlog
 
+from onewriter_core.json_values import Json, mapping
+from onewriter_core.kubernetes.kinds import CONFIG_MAP, ONE_WRITER
+from onewriter_core.kubernetes.objects import KubeObject, OneWriterObject, parse_one_writer
 from onewriter_operator.brokers.delays import Backoff
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.installation import names, owner_reference
-from onewriter_operator.kinds import CONFIG_MAP, ONE_WRITER, Json
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.objects import KubeObject, mapping, parse
 from onewriter_operator.plan.broker_report import BrokerReport
 from onewriter_operator.plan.facts import BucketFacts, FleetState
 from onewriter_operator.plan.installation import InstallationFacts, memory_used, plan_installation
+from onewriter_operator.plan.store_shards import StorePlan
 from onewriter_operator.reconcile.status import is_shown, put_status
 from onewriter_operator.workqueue import RetryLater
 
@@ -129,8 +131,10 @@ class OneWriterReconciler:
         self._growth = MemoryGrowth()
         self._changed = asyncio.Event()
         self._state = InstallationState()
+        self._store_plan: StorePlan | None = None
         self._drift: tuple[str, ...] = ()
-        self._found: KubeObject | None = None
+        self._unlisted = ""
+        self._found: OneWriterObject | None = None
         self._is_listed = False
         """Whether the API server has said if the object exists."""
         self._problem = ""
@@ -146,6 +150,17 @@ class OneWriterReconciler:
         if state != self._state:
             self._state = state
             self.changed()
+
+    def store_planned(self, plan: StorePlan) -> None:
+        """Note the last plan of the store's cluster."""
+        before, self._store_plan = self._store_plan, plan
+        if before is None or (before.state, before.message) != (plan.state, plan.message):
+            self.changed()
+
+    def unlisted(self, reason: str) -> None:
+        """Note why topics, claims or pods cannot be listed until a person acts; empty: nothing is known."""
+        self._unlisted = reason
+        self.changed()
 
     def drifted(self, what: str) -> None:
         """Note that an installed object was changed by others and restored."""
@@ -182,7 +197,7 @@ class OneWriterReconciler:
             await asyncio.sleep(pause.longer())
 
     def _take(self, document: Json | None) -> None:
-        self._found = None if document is None else parse(document)
+        self._found = None if document is None else parse_one_writer(document)
         self._is_listed, self._problem = True, ""
         self.changed()
 
@@ -239,7 +254,10 @@ class OneWriterReconciler:
         if plan.status is not None:
             if not is_shown(plan.status, mapping(found.document.get("status"))):
                 written = await put_status(self._kube, ONE_WRITER, found, plan.status)
-                self._found = parse(written)
+                if (
+                    self._found is found
+                ):  # otherwise the watch has delivered this state or a later one
+                    self._found = parse_one_writer(written)
             self._drift = tuple(each for each in self._drift if each not in drift)
         return min(EVERY_SECONDS, plan.after_seconds or EVERY_SECONDS)
 
@@ -268,7 +286,7 @@ class OneWriterReconciler:
 
     def _facts(
         self,
-        found: KubeObject,
+        found: OneWriterObject,
         reports: dict[str, BrokerReport],
         certificates: Certificates,
         drift: tuple[str, ...],
@@ -281,10 +299,13 @@ class OneWriterReconciler:
             is_applied=state.is_applied,
             problem=state.problem,
             is_permanent=state.is_permanent,
+            unlisted=self._unlisted,
             waits_for=state.waits_for,
             brokers_ready=state.brokers_ready,
             brokers_desired=self._configuration.brokers.replicas,
             is_store_managed=not self._configuration.external_store.is_used,
+            has_cluster=self._configuration.has_cluster,
+            store_plan=self._store_plan,
             fleet=self._brokers.state(),
             reports=reports,
             buckets=self._brokers.buckets(),

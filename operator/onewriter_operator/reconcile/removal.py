@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from onewriter_operator.kinds import POD
+from onewriter_core.json_values import Json, mapping, mappings, text
+from onewriter_core.kubernetes.kinds import POD
+from onewriter_core.kubernetes.objects import PodObject, parse_pod
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.objects import PodObject, parse_pod
 from onewriter_operator.plan.actions import RemovePod
 from onewriter_operator.plan.facts import PodFacts, RemovalAttempt
 
@@ -17,6 +18,15 @@ UNANSWERED_SECONDS: Final = 5.0
 def pod_facts(pod: PodObject) -> PodFacts:
     """The facts about a pod."""
     return PodFacts(True, pod.is_going, pod.ip, pod.node)
+
+
+def is_ready(node: Json | None) -> bool:
+    """Whether a node is ready. A node that does not exist is not."""
+    conditions = mappings(mapping((node or {}).get("status")).get("conditions"))
+    return any(
+        text(each.get("type")) == "Ready" and text(each.get("status")) == "True"
+        for each in conditions
+    )
 
 
 async def look_up(kube: Kube, namespace: str, name: str, uid: str) -> PodFacts:

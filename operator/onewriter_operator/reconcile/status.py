@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onewriter_operator.kinds import Json, Kind
+from onewriter_core.json_values import Json, mapping
+from onewriter_core.kubernetes.kinds import Kind
+from onewriter_core.kubernetes.objects import DeclaredObject, KubeObject, parse
 from onewriter_operator.kube import Kube
-from onewriter_operator.objects import DeclaredObject, KubeObject, mapping
 from onewriter_operator.reconcile.api_calls import api_answer
 from onewriter_operator.store import ObjectCopy
 
@@ -24,14 +25,14 @@ def foreign_fields(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[
     """JSON-patch operations for status fields that differ after a server-side apply, because another field
     manager owns them.
     """
-    mine, theirs = _own(wanted, wanted), _own(found, wanted)
+    expected, present = _own(wanted, wanted), _own(found, wanted)
     patch: list[Json] = []
-    for name in sorted(theirs.keys() | mine.keys()):
-        if name == "conditions" or mine.get(name) == theirs.get(name):
+    for name in sorted(present.keys() | expected.keys()):
+        if name == "conditions" or expected.get(name) == present.get(name):
             continue
         path = f"/status/{name}"
-        if name in mine:
-            patch.append({"op": "replace", "path": path, "value": mine[name]})
+        if name in expected:
+            patch.append({"op": "replace", "path": path, "value": expected[name]})
         else:
             patch.append({"op": "remove", "path": path})
     return patch
@@ -48,12 +49,17 @@ def _own(status: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
 
 async def write(
     kube: Kube, store: ObjectCopy, kind: Kind, declared: DeclaredObject, status: Json
-) -> bool:
-    """Write the status if it differs; whether it was written. Raises RetryLater, ApiRefused."""
+) -> KubeObject:
+    """Write the status if it differs. Raises RetryLater, ApiRefused.
+
+    Returns the object as this write left it. The store may know a later state, if its watch has
+    already delivered a change that another client made since.
+    """
     if is_shown(status, mapping(declared.document.get("status"))):
-        return False
-    store.put(await put_status(kube, kind, declared, status), is_own=True)
-    return True
+        return declared
+    written = await put_status(kube, kind, declared, status)
+    store.put(written, is_own=True)
+    return parse(written)
 
 
 async def put_status(kube: Kube, kind: Kind, found: KubeObject, status: Json) -> Json:

@@ -8,8 +8,7 @@ from typing import Final, TypedDict
 
 import structlog
 
-from onewriter_core.kubernetes_names import FENCE, HANDOVER, RECONCILE_AT
-from onewriter_operator.kinds import (
+from onewriter_core.kubernetes.kinds import (
     SERVICE,
     SERVICE_NAME_LABEL,
     SLICE,
@@ -18,8 +17,10 @@ from onewriter_operator.kinds import (
     key_of,
     named,
 )
+from onewriter_core.kubernetes.names import FENCE, HANDOVER, RECONCILE_AT
+from onewriter_core.kubernetes.objects import KubeObject, TopicObject, parse, parse_topic_status
+from onewriter_core.topic_view import ProducerView
 from onewriter_operator.kube import ApiRefused
-from onewriter_operator.objects import KubeObject, TopicObject, parse, parse_topic_status
 from onewriter_operator.plan import leader
 from onewriter_operator.plan.actions import (
     Action,
@@ -39,7 +40,6 @@ from onewriter_operator.plan.facts import (
 )
 from onewriter_operator.plan.fenced import open_fences
 from onewriter_operator.plan.topic import UNKNOWN_SECONDS, Plan, epoch_of, plan_topic
-from onewriter_operator.plan.view import ProducerView
 from onewriter_operator.reconcile import removal, status
 from onewriter_operator.reconcile.answered_actions import AnsweredActions, has_answer
 from onewriter_operator.reconcile.api_calls import ApiFails, api_answer, enforce, unless_gone
@@ -89,10 +89,10 @@ class _DependentFacts(TypedDict):
 
     service: KubeObject | None
     slices: tuple[KubeObject, ...]
-    left_over: tuple[KubeObject, ...]
+    obsolete: tuple[KubeObject, ...]
     foreign_slices: tuple[KubeObject, ...]
-    taken: str
-    refused: dict[str, str]
+    name_conflict: str
+    write_refusals: dict[str, str]
 
 
 class TopicReconciler:
@@ -155,10 +155,10 @@ class TopicReconciler:
             self._forget(key)
         self._uid_of[key] = uid
         cache = self._caches.setdefault(uid, TopicCache())
-        asked = topic.annotation(RECONCILE_AT)
-        if asked != cache.reconcile_at:
+        requested = topic.annotation(RECONCILE_AT)
+        if requested != cache.reconcile_at:
             # An administrator requests a fresh look: cached observations do not count.
-            cache.reconcile_at, cache.stored = asked, None
+            cache.reconcile_at, cache.stored = requested, None
             cache.pods.clear()
             cache.attempts.clear()
             cache.forget_refused_writes()
@@ -219,7 +219,7 @@ class TopicReconciler:
                 name: replace(attempt, age_seconds=now - at)
                 for name, (attempt, at) in cache.attempts.items()
             },
-            written=cache.written,
+            written_digests=cache.written,
             fence_answer=cache.fence,
             handover_answer=cache.handover,
             deletion=self._deletion(cache, now),
@@ -238,7 +238,8 @@ class TopicReconciler:
         facts = replace(
             facts,
             pods=self._pods(uids, cache, now),
-            fenced_for=self._fenced_for([pod.identifier for pod in fences], cache, now),
+            nodes=cache.known_nodes(now),
+            fenced_seconds=self._fenced_seconds([pod.identifier for pod in fences], cache, now),
             **self._dependents(topic, cache),
         )
         is_ahead = leader.is_ahead(epoch_of(facts) or 0, facts.slices, facts.service)
@@ -264,7 +265,7 @@ class TopicReconciler:
         return found
 
     @staticmethod
-    def _fenced_for(fences: list[str], cache: TopicCache, now: float) -> dict[str, float]:
+    def _fenced_seconds(fences: list[str], cache: TopicCache, now: float) -> dict[str, float]:
         cache.fenced_since = {name: cache.fenced_since.get(name, now) for name in fences}
         cache.attempts = {n: found for n, found in cache.attempts.items() if n in fences}
         return {name: now - since for name, since in cache.fenced_since.items()}
@@ -282,7 +283,7 @@ class TopicReconciler:
         slices = tuple(each for each in of_service if each.is_owned_by(topic.uid))
         foreign = tuple(each for each in of_service if not each.is_owned_by(topic.uid))
         kept = {each.key for each in slices} | {Key(SERVICE.kind, namespace, name)}
-        left_over = tuple(each for each in owned if each.key not in kept)
+        obsolete = tuple(each for each in owned if each.key not in kept)
         now = asyncio.get_running_loop().time()
         present = {named(each.key) for each in (*owned, *of_service)}
         wanted_names = {named(Key(SERVICE.kind, namespace, name))} | {
@@ -291,14 +292,14 @@ class TopicReconciler:
         }
         cache.keep_refused_writes(present | wanted_names)
         refused_writes = cache.present_refused_writes(now)
-        taken = [name for name, each in refused_writes.items() if each.is_foreign]
+        foreign_names = [name for name, each in refused_writes.items() if each.is_foreign]
         return {
             "service": service,
             "slices": slices,
-            "left_over": left_over,
+            "obsolete": obsolete,
             "foreign_slices": foreign,
-            "taken": taken[0] if taken else "",
-            "refused": {
+            "name_conflict": foreign_names[0] if foreign_names else "",
+            "write_refusals": {
                 n: each.message for n, each in refused_writes.items() if not each.is_foreign
             },
         }
@@ -319,10 +320,14 @@ class TopicReconciler:
         if plan.status is None:
             cache.drift = plan.drift
         else:
-            await status.write(self._context.kube, self._context.store, TOPIC, topic, plan.status)
+            left = await status.write(
+                self._context.kube, self._context.store, TOPIC, topic, plan.status
+            )
             self._count(topic, plan)
             topic = self._context.store.topic(topic.key) or topic
-            cache.drift, cache.editor = (), topic.status_editor(STATUS_FIELDS)
+            cache.editor = left.status_editor(STATUS_FIELDS)
+            # What was noted while the status was written is not in it: the next status shows it.
+            cache.drift = tuple(each for each in cache.drift if each not in plan.drift)
             cache.fenced_pods = parse_topic_status(plan.status).fenced_pods
         cache.fence, cache.handover = _old(cache.fence), _old(cache.handover)
         for action in plan.actions:

@@ -13,7 +13,8 @@ from enum import Enum
 from typing import Any, Final
 
 from onewriter_core.errors import ConfigurationError, Unavailable
-from onewriter_operator.kinds import Json, Kind
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import Kind
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 
 APPLICATION: Final = Kind("spark.apache.org", "v1", "SparkApplication", "sparkapplications")
@@ -69,15 +70,15 @@ async def run(
     ``timeout_seconds`` and raises Unavailable. Raises ApiRefused.
     """
     about = document["metadata"]
-    said = ""
+    reported = ""
     try:
         async with asyncio.timeout(timeout_seconds):
             while True:
                 found = await _made(kube, document)
                 if found is not None:
                     state = _current(found)
-                    if state != said:
-                        said = state
+                    if state != reported:
+                        reported = state
                         report(f"{about['name']}: {state}")
                     result = outcome(found)
                     if result is not Outcome.RUNNING:
@@ -89,7 +90,7 @@ async def run(
             uid = found["metadata"]["uid"]
             await kube.delete(APPLICATION, about["namespace"], about["name"], uid)
         raise Unavailable(
-            f"{about['name']} was not over after {timeout_seconds:g} s: {said}; it is deleted"
+            f"{about['name']} was not over after {timeout_seconds:g} s: {reported}; it is deleted"
         ) from error
 
 

@@ -17,11 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from onewriter_core.errors import Unavailable
-from onewriter_core.kubernetes_names import GROUP
-from onewriter_operator.configuration import Configuration
-from onewriter_operator.installation import names
-from onewriter_operator.installation.names import INSTANCE_LABEL
-from onewriter_operator.kinds import (
+from onewriter_core.kubernetes.kinds import (
     CLAIM,
     FIELD_MANAGER,
     LEASE,
@@ -31,8 +27,13 @@ from onewriter_operator.kinds import (
     TOPIC,
     Kind,
 )
+from onewriter_core.kubernetes.names import GROUP
+from onewriter_core.kubernetes.objects import KubeObject, parse, parse_lease
+from onewriter_operator.configuration import Configuration
+from onewriter_operator.election import Observation, Timing, judge, observe
+from onewriter_operator.installation import names
+from onewriter_operator.installation.names import INSTANCE_LABEL
 from onewriter_operator.kube import ApiRefused, Kube
-from onewriter_operator.objects import KubeObject, parse
 from onewriter_operator.release.readiness import DEPLOYMENT, STATEFUL_SET
 
 POLL_SECONDS: Final = 0.5
@@ -43,6 +44,12 @@ ATTEMPTS_MAX: Final = 5
 BROKERS_SECONDS_MAX: Final = 40.0
 """Time for brokers to stop in order. Nothing is blocked otherwise, so it is short, for example for a
 broker on a lost node."""
+
+LEADER_SECONDS_MAX: Final = 60.0
+"""Time for the operator to give its Lease back, or for the Lease to expire."""
+
+CANDIDATE: Final = "clean-up"
+"""The name under which the clean-up asks whether the operator's Lease is free. It never takes the Lease."""
 
 DELETION_SHARE: Final = 0.6
 """Share of the time for the operator's deletions; the rest is for removing finalizers."""
@@ -111,6 +118,7 @@ async def clean_up(
                 await _delete_all(kube, configuration, timeout_seconds * deletion_share, report)
             # Without the operator, finalizers and slices do not return.
             await _stop(kube, configuration, DEPLOYMENT, names.OPERATOR, report)
+            await _until_nobody_leads(kube, configuration, report)
             for kind in (TOPIC, CLAIM):
                 for each in await _all(kube, configuration, kind):
                     await _release(kube, kind, each, report)
@@ -131,9 +139,9 @@ def remains(configuration: Configuration, counts: Mapping[str, int]) -> list[str
     here = f"-n {configuration.namespace}"
     found: list[tuple[str, str]] = []
     if any(counts.values()):
-        said = ", ".join(f"{count} {kind}s" for kind, count in counts.items() if count)
+        text = ", ".join(f"{count} {kind}s" for kind, count in counts.items() if count)
         found.append(
-            ("kubectl delete xt,pclaim -A --all", f"{said}; their status no longer changes")
+            ("kubectl delete xt,pclaim -A --all", f"{text}; their status no longer changes")
         )
     if configuration.brokers.storage.size or not configuration.external_store.is_used:
         of_release = f"{here} -l {INSTANCE_LABEL}={configuration.release}"
@@ -158,6 +166,34 @@ def remains(configuration: Configuration, counts: Mapping[str, int]) -> list[str
 
 async def _counts(kube: Kube, configuration: Configuration) -> dict[str, int]:
     return {kind.kind: len(await _all(kube, configuration, kind)) for kind in (TOPIC, CLAIM)}
+
+
+async def _until_nobody_leads(kube: Kube, configuration: Configuration, report: Report) -> None:
+    """Wait until no operator writes: a stopped Deployment does not count pods that are still stopping.
+
+    A leader gives its Lease back after its last write. The Lease of a leader that was lost expires.
+    """
+    name = names.component(configuration, names.OPERATOR)
+    of = configuration.operator.lease
+    timing = Timing(of.duration_seconds, of.renew_seconds, of.retry_seconds)
+    now = asyncio.get_running_loop().time
+    seen: Observation | None = None
+    try:
+        async with asyncio.timeout(LEADER_SECONDS_MAX):
+            while True:
+                document = await kube.get(LEASE, configuration.namespace, name)
+                seen = None if document is None else observe(seen, parse_lease(document), now())
+                is_free = judge(CANDIDATE, seen, now(), timing) == "Take"
+                if is_free:
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+    except ApiRefused as refused:  # without the right to read the Lease
+        report(
+            f"cannot read the operator's Lease, so an operator may still set finalizers: {refused}"
+        )
+    except TimeoutError:
+        holder = seen.record.holder if seen is not None else "an operator"
+        report(f"{holder} still leads: it may set finalizers again")
 
 
 async def _delete_lease(kube: Kube, configuration: Configuration, report: Report) -> None:

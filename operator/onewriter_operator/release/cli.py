@@ -50,7 +50,11 @@ def timeout_option(seconds: float) -> Callable[[Command], Command]:
 
 @click.group()
 def release() -> None:
-    """Wait for an installation by the chart, or prepare its end."""
+    """For the hooks of the Helm chart: wait for an installation (a Helm release), or prepare its end.
+
+    It does not release a topic. A leader gives up its topic itself; `onewriter handover` and
+    `kubectl onewriter handover` give a topic to a waiter.
+    """
 
 
 @release.command()

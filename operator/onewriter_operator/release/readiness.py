@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from onewriter_core.api.common import API_VERSION
 from onewriter_core.errors import Unavailable
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import TOPIC, Kind
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.installation import names
-from onewriter_operator.kinds import TOPIC, Json, Kind
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 
 POLL_SECONDS: Final = 1.0
@@ -23,12 +24,12 @@ Workload = tuple[Kind, str]
 
 def workloads(configuration: Configuration) -> list[Workload]:
     """The workloads that must run."""
-    parts = [names.BROKER]
+    sets = [names.component(configuration, names.BROKER)]
     if not configuration.external_store.is_used:
-        parts.insert(0, names.VALKEY)
+        sets = [*names.store_sets(configuration), *sets]
     return [
         (DEPLOYMENT, names.component(configuration, names.OPERATOR)),
-        *((STATEFUL_SET, names.component(configuration, part)) for part in parts),
+        *((STATEFUL_SET, name) for name in sets),
     ]
 
 
@@ -62,20 +63,20 @@ async def wait(
 
     Raises Unavailable after ``timeout_seconds``, naming what is missing.
     """
-    said: list[str] | None = None
+    reported: list[str] | None = None
     try:
         async with asyncio.timeout(timeout_seconds):
             while True:
                 missing = await _missing(kube, configuration)
-                if missing != said:
-                    said = missing
+                if missing != reported:
+                    reported = missing
                     for each in missing:
                         report(each)
                 if not missing:
                     return
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError as error:
-        missing = said or ["nothing could be asked"]
+        missing = reported or ["nothing could be asked"]
         raise Unavailable(f"not ready after {timeout_seconds:g} s: {'; '.join(missing)}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,16 +18,27 @@ from onewriter_core.audit.logs import LogChecker
 from onewriter_core.audit.records import LossRecord
 from onewriter_core.audit.sequences import stored_twice
 from onewriter_core.ids import Position
-from onewriter_pipeline.audit import facts, history, live, table_files, table_segments
+from onewriter_pipeline.audit import (
+    facts,
+    history,
+    live,
+    table_files,
+    table_segments,
+    witnessed,
+)
 from onewriter_pipeline.audit.audit_records import AuditRecords
 from onewriter_pipeline.audit.repeats import possible_repeats
 from onewriter_pipeline.audit.tasks import Repeat, gathered, repeated
+from onewriter_pipeline.audit.witnessed import (
+    NOT_DETECTED_WITH_WITNESSES,
+    KnownToBrokers,
+)
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.engine import cores_of
-from onewriter_pipeline.errors import Invalid
+from onewriter_pipeline.errors import Away, Invalid, NotAllowed
 from onewriter_pipeline.read.selection import Selection, logs_of, selected
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
 from onewriter_pipeline.tables.tables import Tables
@@ -40,6 +52,12 @@ BOTH: Final = "both"
 
 TENURES_SHOWN: Final = 20
 """Tenures in the text of a report; its JSON has all."""
+
+NOT_DETECTED_IN_LOGS: Final = (
+    *NOT_DETECTED,
+    "changes of compacted views (onewriter verify compares them with the log)",
+)
+"""Changes of logs that an audit over HTTP does not find."""
 
 NOT_DETECTED_IN_TABLES: Final = (
     "rows that were changed together with their digests in segments",
@@ -63,23 +81,31 @@ class AuditReport:
     timeline: list[dict[str, Any]] = field(default_factory=list)
     leaderless: list[dict[str, Any]] = field(default_factory=list)
     holders: list[dict[str, Any]] = field(default_factory=list)
+    written: list[dict[str, Any]] = field(default_factory=list)
+    """What was written, by ledger; not a part of the document."""
     losses: list[dict[str, Any]] = field(default_factory=list)
     records: int = 0
     read_seconds: float = 0.0
     judge_seconds: float = 0.0
     kept: AuditRecords = field(default_factory=AuditRecords)
     """What is known besides the contents; not a part of the document."""
+    is_witnessed: bool = False
+    """Whether tables were compared with what the brokers know of them."""
 
     @property
     def not_detected(self) -> tuple[str, ...]:
         """The changes that this audit does not find."""
-        return NOT_DETECTED if self.tier == LIVE else NOT_DETECTED_IN_TABLES
+        if self.tier == LIVE:
+            return NOT_DETECTED_IN_LOGS
+        tables = NOT_DETECTED_WITH_WITNESSES if self.is_witnessed else NOT_DETECTED_IN_TABLES
+        return (*NOT_DETECTED_IN_LOGS, *tables) if self.tier == BOTH else tables
 
     def document(self) -> dict[str, Any]:
         """The report as JSON."""
         return {
             "from": self.tier,
             "holds": not self.findings,
+            "witnessed": self.is_witnessed,
             "topics": self.topics,
             "auditRecords": self.records,
             "findings": [
@@ -101,8 +127,8 @@ class AuditReport:
             "judgeSeconds": round(self.judge_seconds, 3),
         }
 
-    def lines(self) -> Iterator[str]:
-        """The report as text."""
+    def lines(self, tenures_max: int = TENURES_SHOWN) -> Iterator[str]:
+        """The report as text; ``tenures_max``: how many of the newest tenures it shows."""
         for topic in self.topics:
             wrong = sum(each.log == topic["topic"] for each in self.findings)
             verdict = f"{wrong} violations" if wrong else "holds"
@@ -124,7 +150,7 @@ class AuditReport:
                 f"  without a writer, {row['cause']}: {row['windows']} times, p50 {row['p50_ms']:.0f} ms,"
                 f" p99 {row['p99_ms']:.0f} ms, longest {row['max_ms']:.0f} ms"
             )
-        for row in self.timeline[-TENURES_SHOWN:]:
+        for row in self.timeline[max(0, len(self.timeline) - tenures_max) :]:
             yield f"  {tenure(row)}"
 
 
@@ -143,31 +169,39 @@ def tenure(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What to audit. ``tables`` None: only live logs can be audited."""
+    """What to audit. ``tables`` None: only live logs can be audited.
+
+    ``asks_brokers``: tables are compared with what the brokers know of them, if a broker answers. ``keeps_rows``: rows
+    that are missing at the beginning of a table are a violation, unless they are older than ``keep_days``.
+    """
 
     access: Access
     selection: Selection
     tables: Tables | None = None
+    asks_brokers: bool = False
+    keeps_rows: bool = False
+    keep_days: int | None = None
 
     def check(self, tier: str) -> None:
         """Raise Invalid if an audit of ``live``, ``table`` or ``both`` lacks a parameter. Sends no request."""
         if tier != LIVE:
             self._there()
 
-    def run(self, spark: SparkSession, tier: str) -> list[AuditReport]:
-        """Audit ``live``, ``table`` or ``both``. Raises PipelineError."""
+    def run(self, spark: SparkSession | None, tier: str) -> list[AuditReport]:
+        """Audit ``live``, ``table`` or ``both``. ``spark`` None: in this process. Raises PipelineError."""
         if tier == BOTH:
             return self.both(spark)
         return [self.live(spark) if tier == LIVE else self.table(spark)]
 
-    def live(self, spark: SparkSession) -> AuditReport:
+    def live(self, spark: SparkSession | None) -> AuditReport:
         """Audit the live logs. Raises PipelineError."""
         report = AuditReport(LIVE)
         began = time.monotonic()
         with Broker(self.access) as broker:
             logs = logs_of(broker, self.selection)
             around = live.observe_before(broker, logs)
-            parts = live.parts_of(around.held.values(), cores_of(spark))
+            cores = 1 if spark is None else cores_of(spark)
+            parts = live.parts_of(around.held.values(), cores)
             observe, size = partial(live.observe, self.access), live.bytes_of(around.held.values())
             observed = gathered(spark, observe, parts, size)
             live.observe_after(broker, around)
@@ -180,15 +214,16 @@ class Audit:
         judge(report, logs, observed, around.kept, repeats)
         return report
 
-    def table(self, spark: SparkSession) -> AuditReport:
-        """Audit the tables. Raises PipelineError."""
+    def table(self, spark: SparkSession | None, known: KnownToBrokers | None = None) -> AuditReport:
+        """Audit the tables, and compare them with what brokers know. Raises PipelineError."""
         tables = self._there()
         report = AuditReport(TABLE)
         began = time.monotonic()
         messages = tables.existing(MESSAGES)
         state, stored = messages.snapshot()
         offsets, logs = state.offsets, selected(self.selection, state.offsets)
-        kept = table_files.audit_records(tables)
+        audited, audit_ends = table_files.audit_rows(tables)
+        kept = table_files.audit_records(audited)
         segments = [row for row in tables.segments(logs) if row.batch < state.next_batch]
         publishes = table_segments.publishes_of(segments)
         offloaded = table_segments.offloaded_of(segments)
@@ -196,25 +231,58 @@ class Audit:
         observed = gathered(
             spark, table_files.observe_file, files, sum(file.size for file in files)
         )
-        said = list(table_segments.segment_facts(segments))
-        said += table_segments.publish_facts(
+        rows = list(table_segments.segment_facts(segments))
+        rows += table_segments.publish_facts(
             segments, {log: position_of(offsets[log]) for log in logs}
         )
-        said += table_segments.count_faults(segments, table_segments.counted_of(observed))
-        said += table_segments.digest_faults(segments, observed)
+        counted = table_segments.counted_of(observed)
+        rows += table_segments.count_faults(segments, counted)
+        rows += table_segments.digest_faults(segments, observed)
         report.notes += [*_nothing(logs), *table_segments.unknown_publishes(segments)]
         observed = table_segments.in_order(
-            pa.concat_tables([observed, pa.Table.from_pylist(said, facts.FACTS)])
+            pa.concat_tables([observed, pa.Table.from_pylist(rows, facts.FACTS)])
         )
         report.read_seconds = time.monotonic() - began
         for log in logs:
             end = position_of(offsets[log])
             kept.of(log).log(log).settled_ledger = table_segments.settled_ledger(end)
         kept.findings += table_files.twice_in(observed)
+        if known is None and self.asks_brokers:
+            known = self._known(logs, report)
+        commits = [each for each in messages.coverage_since(None) if each[0] < state.next_batch]
+        kept.findings += witnessed.commit_findings(logs, commits, segments)
+        if known is not None:
+            report.is_witnessed = True
+            for bucket, records in known.records.items():
+                copied = {str(each["id"]): each for each in audited.get(bucket, ())}
+                last = audit_ends.get(str(bucket), "")
+                kept.findings += witnessed.record_findings(logs, bucket, last, copied, records)
+        of_log = witnessed.by_log(logs, audited)
+        for each in witnessed.copied_logs(logs, messages.identity(), state, segments, counted):
+            about = kept.of(each.log).logs.get(each.log, LogAudit())
+            kept.findings += witnessed.offset_findings(each, about)
+            if self.keeps_rows:
+                now = datetime.now(UTC)
+                kept.findings += witnessed.missing_findings(each, self.keep_days, now)
+            if known is not None:
+                held = known.held.get(each.log)
+                records = of_log[each.log]
+                kept.findings += witnessed.witness_findings(each, held, records)
+                kept.findings += witnessed.ledger_findings(each, held)
+                report.notes += witnessed.witness_notes(each, held, records)
         judge(report, logs, observed, kept)
         return report
 
-    def both(self, spark: SparkSession) -> list[AuditReport]:
+    def _known(self, logs: Sequence[str], report: AuditReport) -> KnownToBrokers | None:
+        """What the brokers know; None: no broker answers, as a note says."""
+        try:
+            with Broker(self.access) as broker:
+                return witnessed.observe_brokers(broker, logs)
+        except (Away, NotAllowed) as error:
+            report.notes.append(f"the tables were not compared with witnesses: {error}")
+            return None
+
+    def both(self, spark: SparkSession | None) -> list[AuditReport]:
         """Audit both, and compare the hashes of ledgers that both have. Raises PipelineError."""
         tables = self._there()
         reports = [self.live(spark), self.table(spark)]
@@ -265,7 +333,8 @@ def judge(
     report.topics = history.extents(observed, wanted)
     report.timeline = history.timeline(kept, wanted)
     report.leaderless = history.leaderless(report.timeline)
-    report.holders = history.holders(history.load(observed))
+    report.written = history.load(observed)
+    report.holders = history.holders(report.written)
     if len(found) > findings_max:
         report.notes.append(f"there are more findings than the {findings_max} that are listed")
     report.findings += sorted(found)[:findings_max]

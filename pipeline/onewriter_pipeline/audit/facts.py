@@ -217,8 +217,8 @@ def facts_in(table: pa.Table) -> dict[str, list[Fact]]:
     """The facts of each log, in the order of the log."""
     found: dict[str, list[tuple[int, Fact]]] = {}
     for kind, (fact_of, columns) in _READ.items():
-        mine = table.filter(pc.equal(table["kind"], kind)).select(["log", "ordinal", *columns])
-        for log, ordinal, *row in zip(*(each.to_pylist() for each in mine.columns), strict=True):
+        of_kind = table.filter(pc.equal(table["kind"], kind)).select(["log", "ordinal", *columns])
+        for log, ordinal, *row in zip(*(each.to_pylist() for each in of_kind.columns), strict=True):
             found.setdefault(log, []).append((ordinal or 0, fact_of(*row)))
     return {
         log: [fact for _, fact in sorted(each, key=itemgetter(0))] for log, each in found.items()

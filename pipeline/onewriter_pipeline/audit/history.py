@@ -24,7 +24,7 @@ def timeline(kept: AuditRecords, logs: Iterable[str]) -> list[dict[str, Any]]:
     for log in sorted(logs):
         audit = kept.of(log)
         known = audit.logs.get(log, LogAudit())
-        fences = [each for each in known.fences.values() if each.changes_hands]
+        fences = [each for each in known.fences.values() if each.begins_epoch]
         for fence, after in itertools.zip_longest(fences, fences[1:]):
             ready_ms = audit.ready.get((str(fence.topic), fence.ledger))
             found.append(
@@ -91,9 +91,9 @@ def leaderless(timeline: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def holders(written: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What each holder wrote, the largest amount first; from ``load``."""
-    mine: dict[str, list[Mapping[str, Any]]] = {}
+    by_producer: dict[str, list[Mapping[str, Any]]] = {}
     for row in written:
-        mine.setdefault(row["producer"], []).append(row)
+        by_producer.setdefault(row["producer"], []).append(row)
     found = [
         {
             "producer": producer,
@@ -105,7 +105,7 @@ def holders(written: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "messages": sum(row["messages"] for row in rows),
             "bytes": sum(row["bytes"] for row in rows),
         }
-        for producer, rows in mine.items()
+        for producer, rows in by_producer.items()
     ]
     return sorted(found, key=lambda row: (-row["bytes"], row["producer"]))
 

@@ -104,8 +104,8 @@ def parts_of(held: Iterable[Segments], cores: int) -> list[LogPart]:
         for number in range(len(edges) - 1):
             start, end = edges[number], edges[number + 1]
             if start < end:
-                mine = _exclusive(each.segments, start, end)
-                parts.append(LogPart(each.log, number, start, end, number == 0, mine))
+                segments = _exclusive(each.segments, start, end)
+                parts.append(LogPart(each.log, number, start, end, number == 0, segments))
     return parts
 
 

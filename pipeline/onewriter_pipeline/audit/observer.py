@@ -24,7 +24,7 @@ from onewriter_pipeline.audit import facts
 from onewriter_pipeline.binaries import Bools, Signed
 from onewriter_pipeline.brokers.frames import BlockFrame, Chunk, Gatherer, MarkerFrame
 from onewriter_pipeline.decode.entries import Damage, Entries, Metadata, read_entries
-from onewriter_pipeline.decode.words import PADDING, words_of
+from onewriter_pipeline.decode.words import words_of
 
 ORDINALS: Final = 1 << 40
 """Ordinals per task; a task reads fewer blocks."""
@@ -175,7 +175,7 @@ class Observer:
         atomic = np.repeat(np.array([bool(each.publish) for each in blocks]), sizes)
         ordinals = np.repeat(np.array([each.ordinal for each in blocks], np.int64), sizes)
         self._runs(chunk, ordinals)
-        data = chunk.payload + PADDING
+        data = chunk.padded()
         entries = read_entries(data, words_of(data), chunk.offsets, verify_checksums=False)
         readable = (entries.damage == Damage.NONE) | (entries.damage == Damage.ENCRYPTED)
         unread = np.flatnonzero(
@@ -205,10 +205,10 @@ class Observer:
 
     def _check_own(self, chunk: Chunk, entries: Entries, data: bytes, readable: Bools) -> None:
         """Check that the entries of each atomic publish name its app and version."""
-        said = entries.metadata
+        metadata = entries.metadata
         sequence, (starts, stops) = (
-            said.signed(Metadata.SEQUENCE_ID),
-            said.slices(Metadata.PRODUCER_NAME),
+            metadata.signed(Metadata.SEQUENCE_ID),
+            metadata.slices(Metadata.PRODUCER_NAME),
         )
         for part in chunk.publishes:
             here = slice(part.start, part.stop)
@@ -250,39 +250,41 @@ class _Writers:
     """Some entries of a chunk, grouped by ledger and producer."""
 
     def __init__(self, chunk: Chunk, entries: Entries, data: bytes, which: Signed) -> None:
-        said = entries.metadata
+        metadata = entries.metadata
         self._chunk, self._data = chunk, data
         self._codes = np.full(len(chunk), -1, np.int64)
         self._codes[which], self._names = names_of(
-            data, *said.slices(Metadata.PRODUCER_NAME), which
+            data, *metadata.slices(Metadata.PRODUCER_NAME), which
         )
-        self._sequence = said.signed(Metadata.SEQUENCE_ID)
-        self._published = said.signed(Metadata.PUBLISH_TIME)
-        self._part = np.where(said.has(Metadata.CHUNK_ID), said.signed_32(Metadata.CHUNK_ID), 0)
-        self._uuids = said.slices(Metadata.UUID)
+        self._sequence = metadata.signed(Metadata.SEQUENCE_ID)
+        self._published = metadata.signed(Metadata.PUBLISH_TIME)
+        self._part = np.where(
+            metadata.has(Metadata.CHUNK_ID), metadata.signed_32(Metadata.CHUNK_ID), 0
+        )
+        self._uuids = metadata.slices(Metadata.UUID)
         self._which = which
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The facts, each with the index of its first entry."""
-        for mine in self._told_apart(self._which):
-            yield from self._writer(mine)
+        for own in self._by_writer(self._which):
+            yield from self._writer(own)
 
     def spreads(self, shared: Signed) -> Iterator[tuple[int, dict[str, Any]]]:
         """The sequence ids of these entries, by producer, each with the index of its first entry."""
-        for mine in self._told_apart(shared):
-            sequence, part = self._sequence[mine], self._part[mine]
+        for own in self._by_writer(shared):
+            sequence, part = self._sequence[own], self._part[own]
             who = {
-                "ledger": int(self._chunk.ledger[mine[0]]),
-                "producer": self._names[self._codes[mine[0]]],
+                "ledger": int(self._chunk.ledger[own[0]]),
+                "producer": self._names[self._codes[own[0]]],
             }
             yield (
-                int(mine[0]),
+                int(own[0]),
                 who
                 | {
                     "kind": facts.SPREAD if _rises(sequence, part).all() else facts.UNORDERED,
                     "sequence": int(sequence.min()),
                     "last_sequence": int(sequence.max()),
-                    "entries": len(mine),
+                    "entries": len(own),
                 },
             )
 
@@ -291,7 +293,7 @@ class _Writers:
         codes = [code for code, name in enumerate(self._names) if name in producers]
         return which[np.isin(self._codes[which], np.array(codes, np.int64))]
 
-    def _told_apart(self, which: Signed) -> Iterator[Signed]:
+    def _by_writer(self, which: Signed) -> Iterator[Signed]:
         """These entries by ledger and producer, each group in its stored order."""
         if not len(which):
             return
@@ -303,8 +305,8 @@ class _Writers:
         for start, stop in zip(starts, [*starts[1:], len(which)], strict=True):
             yield which[start:stop]
 
-    def _writer(self, mine: Signed) -> Iterator[tuple[int, dict[str, Any]]]:
-        first, last = int(mine[0]), int(mine[-1])
+    def _writer(self, own: Signed) -> Iterator[tuple[int, dict[str, Any]]]:
+        first, last = int(own[0]), int(own[-1])
         who = {
             "ledger": int(self._chunk.ledger[first]),
             "producer": self._names[self._codes[first]],
@@ -318,14 +320,14 @@ class _Writers:
                 "kind": facts.WRITER,
                 "first": int(self._chunk.entry[first]),
                 "last": int(self._chunk.entry[last]),
-                "entries": len(mine),
+                "entries": len(own),
             },
         )
-        falls, torn = self._wrong(mine)
+        falls, torn = self._wrong(own)
         for kind, found in ((facts.FALL, falls), (facts.TORN, torn)):
             if found.any():
                 here = int(np.flatnonzero(found)[0]) + 1
-                before, after = int(mine[here - 1]), int(mine[here])
+                before, after = int(own[here - 1]), int(own[here])
                 entry = self._chunk.entry
                 places = {"first": int(entry[before]), "last": int(entry[after])}
                 numbers = {f"last_{n}": v for n, v in self._numbers(before).items()}
@@ -341,16 +343,16 @@ class _Writers:
             "uuid": self._data[start:stop].decode(errors="replace"),
         }
 
-    def _wrong(self, mine: Signed) -> tuple[Bools, Bools]:
+    def _wrong(self, own: Signed) -> tuple[Bools, Bools]:
         """For each entry but the first: whether its number falls, and whether the previous chunk of its message is
         missing.
         """
-        part = self._part[mine]
-        rises = _rises(self._sequence[mine], part)
-        falls: Bools = ~rises & (np.diff(self._published[mine]) <= 0)
+        part = self._part[own]
+        rises = _rises(self._sequence[own], part)
+        falls: Bools = ~rises & (np.diff(self._published[own]) <= 0)
         torn: Bools = np.zeros(len(rises), np.bool_)
         for index in np.flatnonzero(rises & (part[1:] > 0)).tolist():
-            before, after = self._numbers(int(mine[index])), self._numbers(int(mine[index + 1]))
+            before, after = self._numbers(int(own[index])), self._numbers(int(own[index + 1]))
             follows = after["uuid"] == before["uuid"] and after["chunk"] == before["chunk"] + 1
             torn[index] = not follows
         return falls, torn
@@ -378,14 +380,14 @@ def names_of(data: bytes, starts: Signed, stops: Signed, which: Signed) -> tuple
     buffer = np.frombuffer(data, np.uint8)
     lengths = stops[which] - starts[which]
     for length in np.unique(lengths).tolist():
-        mine = np.flatnonzero(lengths == length)
-        characters = buffer[starts[which[mine]][:, None] + np.arange(length)]
+        of_length = np.flatnonzero(lengths == length)
+        characters = buffer[starts[which[of_length]][:, None] + np.arange(length)]
         if not length or (characters == characters[0]).all():
-            codes[mine] = len(names)
+            codes[of_length] = len(names)
             names.append(characters[0].tobytes().decode(errors="replace"))
             continue
         words = characters.view(f"V{length}").ravel()
         found, inverse = np.unique(words, return_inverse=True)
-        codes[mine] = len(names) + inverse
+        codes[of_length] = len(names) + inverse
         names += [each.tobytes().decode(errors="replace") for each in found]
     return codes, names

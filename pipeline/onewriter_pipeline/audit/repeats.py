@@ -41,11 +41,11 @@ def possible_repeats(observed: pa.Table) -> dict[str, PossibleRepeats]:
     for row in numbers.filter(pa.array(is_open)).select(["log", "producer"]).to_pylist():
         found.setdefault(row["log"], PossibleRepeats()).producers.add(row["producer"])
     for log, each in found.items():
-        mine = pc.and_(
+        of_producer = pc.and_(
             pc.equal(numbers["log"], log),
             pc.is_in(numbers["producer"], pa.array(sorted(each.producers))),
         )
-        each.entries = int(pc.sum(numbers.filter(mine)["entries"]).as_py())
+        each.entries = int(pc.sum(numbers.filter(of_producer)["entries"]).as_py())
     return found
 
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from onewriter_core.audit.findings import Finding
 from onewriter_core.ids import NUMBER_MAX, Position
+from onewriter_core.witnesses import audit_order
 from onewriter_pipeline.audit import facts
 from onewriter_pipeline.audit.audit_records import AuditRecords
 from onewriter_pipeline.binaries import Signed
@@ -103,8 +104,8 @@ def observe_file(file: MessageFile) -> Iterator[pa.RecordBatch]:
             yield _fault(file, "is gone")
             return
         if info.size != file.size:
-            said = f"has {info.size} bytes, and had {file.size} when it was committed"
-            yield _fault(file, said)
+            message = f"has {info.size} bytes, and had {file.size} when it was committed"
+            yield _fault(file, message)
         names = MESSAGES.columns.names
         with opened_parquet(file.place, file.path) as opened:
             missing = [name for name in names if name not in opened.schema_arrow.names]
@@ -182,8 +183,8 @@ def _facts(file: MessageFile, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]
     for start, stop in rows.runs():
         yield {"log": file.log} | rows.run(start, stop)
     found = [*rows.faults(), *rows.foreign(file.publishes)]
-    for mine in rows.by_writer():
-        found += rows.writer(mine)
+    for own_rows in rows.by_writer():
+        found += rows.writer(own_rows)
     for row in found:
         yield {"log": file.log} | row
 
@@ -279,14 +280,23 @@ class _Rows:
         breaks = (np.diff(self.ledger[order]) != 0) | (np.diff(self.code[order]) != 0)
         yield from np.split(order, np.flatnonzero(breaks) + 1)
 
-    def writer(self, mine: Signed) -> Iterator[dict[str, Any]]:
+    def writer(self, own_rows: Signed) -> Iterator[dict[str, Any]]:
         """The entries of one producer, and where its numbers fall."""
-        who = {"ledger": int(self.ledger[mine[0]]), "producer": self.names[self.code[mine[0]]]}
-        yield who | {"kind": facts.WRITER, "entries": len(mine)} | self._numbers(mine[0], mine[-1])
-        falls = (np.diff(self.sequence[mine]) <= 0) & (np.diff(self.published_ms[mine]) <= 0)
+        who = {
+            "ledger": int(self.ledger[own_rows[0]]),
+            "producer": self.names[self.code[own_rows[0]]],
+        }
+        yield (
+            who
+            | {"kind": facts.WRITER, "entries": len(own_rows)}
+            | self._numbers(own_rows[0], own_rows[-1])
+        )
+        falls = (np.diff(self.sequence[own_rows]) <= 0) & (
+            np.diff(self.published_ms[own_rows]) <= 0
+        )
         if falls.any():
             here = int(np.flatnonzero(falls)[0])
-            before, after = mine[here], mine[here + 1]
+            before, after = own_rows[here], own_rows[here + 1]
             places = {"first": int(self.entry[before]), "last": int(self.entry[after])}
             count = {"kind": facts.FALL, "entries": int(falls.sum())}
             yield who | self._numbers(after, before) | places | count
@@ -311,27 +321,35 @@ def _numbers(column: pa.Array) -> Signed:
     return np.asarray(filled.to_numpy(zero_copy_only=False), np.int64)
 
 
-def audit_records(tables: Tables) -> AuditRecords:
-    """The audit records in the tables, by bucket, in order. Raises TableError."""
-    kept = AuditRecords()
+def audit_rows(tables: Tables) -> tuple[dict[int, list[dict[str, Any]]], Mapping[str, str]]:
+    """The audit records in the tables, by bucket, in order; and the last one that was copied of each bucket.
+
+    Raises TableError.
+    """
     table = tables.opened(AUDIT)
     if table is None:
-        return kept
+        return {}, {}
     rows: list[tuple[int, tuple[int, int], str]] = []
+    state, stored = table.snapshot()
     files = table.place.files()
-    for file in table.files():
+    for file in stored:
         with table_errors(table.place):
             read = pq.read_table(file.path, columns=["bucket", "id", "record"], filesystem=files)
-        rows += [(row["bucket"], _order(row["id"]), row["record"]) for row in read.to_pylist()]
-    for bucket, of_bucket in itertools.groupby(sorted(rows), key=itemgetter(0)):
-        kept.add(bucket, (json.loads(record) for _, _, record in of_bucket))
+        rows += [(row["bucket"], audit_order(row["id"]), row["record"]) for row in read.to_pylist()]
+    found = {
+        bucket: [json.loads(record) for _, _, record in of_bucket]
+        for bucket, of_bucket in itertools.groupby(sorted(rows), key=itemgetter(0))
+    }
+    return found, state.offsets
+
+
+def audit_records(rows: Mapping[int, Sequence[Mapping[str, Any]]]) -> AuditRecords:
+    """The audit records in the tables."""
+    kept = AuditRecords()
+    for bucket, of_bucket in rows.items():
+        kept.add(bucket, of_bucket)
     kept.buckets = {log: bucket for bucket, audit in kept.audits.items() for log in audit.logs}
     return kept
-
-
-def _order(record_id: str) -> tuple[int, int]:
-    time, _, number = record_id.partition("-")
-    return int(time), int(number or 0)
 
 
 def twice_in(observed: pa.Table) -> Iterator[Finding]:

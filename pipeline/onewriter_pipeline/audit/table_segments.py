@@ -54,11 +54,11 @@ def publishes_of(rows: Sequence[SegmentRow]) -> dict[str, list[Publish]]:
     """The atomic publishes of each log, from rows of ``segments``."""
     found: dict[str, list[Publish]] = {}
     for (log, ledger), parts in _by_ledger(rows).items():
-        mine = found.setdefault(log, [])
+        publishes = found.setdefault(log, [])
         for part in parts:
             if part.publishes is None:
-                mine.append(Publish(ledger, part.first, part.end, None, ""))
-        mine += [
+                publishes.append(Publish(ledger, part.first, part.end, None, ""))
+        publishes += [
             Publish(ledger, each.first, each.end, each.app, _name(each))
             for each in _publish_runs(parts)
         ]

@@ -27,31 +27,34 @@ if TYPE_CHECKING:
 
 Observe = Callable[[Any], Iterator[pa.RecordBatch]]
 
-HERE_BYTES: Final = 32 * 1024 * 1024
+IN_PROCESS_BYTES_MAX: Final = 32 * 1024 * 1024
 """Up to this size, this process observes everything, because starting Spark tasks takes longer."""
 
 CHECKSUMS_HERE_MAX: Final = 100_000
 """Checksums that are sent to the driver; a larger number stays on the executors."""
 
 REPEATS_MAX: Final = 10_000
-"""Entries that are stored twice and are reported."""
+"""Largest number of entries stored twice that Spark returns to the driver."""
 
 _SAME: Final = ["log", "producer", "sequence", "checksum"]
-"""Entries that do not differ in these columns are the same."""
+"""Entries with equal values in these columns are the same entry, stored twice."""
 
 _FORMAT: Final = "onewriter_facts_"
 """Prefix of a format's name. A unique suffix keeps concurrent sessions apart."""
 
 
 def gathered(
-    spark: SparkSession, observe: Observe, tasks: Sequence[Any], size_bytes: int | None
+    spark: SparkSession | None, observe: Observe, tasks: Sequence[Any], size_bytes: int | None
 ) -> pa.Table:
-    """The facts of all tasks. ``size_bytes``: upper bound of the size to observe; None: unknown.
+    """The facts of all tasks. ``size_bytes``: upper bound of the size to observe; None: unknown. ``spark`` None: this
+    process observes everything.
 
     Raises the PipelineError of a task that failed.
     """
-    is_small = size_bytes is not None and size_bytes <= HERE_BYTES
-    runner: Runner[Any, bytes | PipelineError] = in_process if is_small else on_spark(spark)
+    is_small = size_bytes is not None and size_bytes <= IN_PROCESS_BYTES_MAX
+    runner: Runner[Any, bytes | PipelineError] = (
+        in_process if is_small or spark is None else on_spark(spark)
+    )
     done = list(runner(partial(_observed, observe), tasks))
     failed = next((each for each in done if isinstance(each, PipelineError)), None)
     if failed is not None:
@@ -71,7 +74,7 @@ class Repeat:
 
 
 def repeated(
-    spark: SparkSession,
+    spark: SparkSession | None,
     observe: Observe,
     tasks: Sequence[Any],
     size_bytes: int | None,
@@ -84,12 +87,12 @@ def repeated(
     """
     if not tasks:
         return []
-    if checksums > CHECKSUMS_HERE_MAX:
+    if checksums > CHECKSUMS_HERE_MAX and spark is not None:
         return _repeated_there(spark, observe, tasks)
     found = gathered(spark, observe, tasks, size_bytes)
-    mine = found.filter(pc.equal(found["kind"], facts.CHECKSUM))
+    parts = found.filter(pc.equal(found["kind"], facts.CHECKSUM))
     sums = [("ledger", "list"), ("first", "list"), ("first", "count")]
-    groups = mine.select([*_SAME, "ledger", "first"]).group_by(_SAME).aggregate(sums)
+    groups = parts.select([*_SAME, "ledger", "first"]).group_by(_SAME).aggregate(sums)
     return [
         _repeat(row, zip(row["ledger_list"], row["first_list"], strict=True))
         for row in groups.filter(pc.greater(groups["first_count"], 1)).to_pylist()

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from onewriter_core.audit.logs import StoredState
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.witnesses import Witness, WitnessPost
 from onewriter_pipeline.brokers.connection import (
     Access,
     Broken,
@@ -31,8 +32,8 @@ from onewriter_pipeline.brokers.frames import (
     MarkerFrame,
 )
 from onewriter_pipeline.brokers.names import (
-    behind,
     log_name,
+    next_position,
     path_of,
     position_of,
     shown,
@@ -81,11 +82,11 @@ class Broker:
         """
         topic = log_name(name)
         path = f"/lookup/v2/topic/persistent/{path_of(topic)}"
-        said = self._connection.ask("GET", path, owner=str(topic.base))
+        answer = self._connection.ask("GET", path, owner=str(topic.base))
         is_tls = self._access.addresses()[0].startswith("https")
         with understood():
-            found = said.get("serviceUrlTls" if is_tls else "serviceUrl")
-            return str(found or said["brokerUrlTls" if is_tls else "brokerUrl"])
+            found = answer.get("serviceUrlTls" if is_tls else "serviceUrl")
+            return str(found or answer["brokerUrlTls" if is_tls else "brokerUrl"])
 
     def topic_names(self, namespace: str = "") -> Iterator[str]:
         """The full names of all topics, or of those in ``tenant/namespace``."""
@@ -104,21 +105,23 @@ class Broker:
         topic = log_name(name)
         if topic.partition is not None:
             return [str(topic)]
-        said = self.topic(name)
+        answer = self.topic(name)
         with understood():
-            partitions = int(said["partitions"])
+            partitions = int(answer["partitions"])
         if not partitions:
             return [str(topic)]
         return [str(topic.with_partition(number)) for number in range(partitions)]
 
     # ------------------------------------------------------------ reading
 
-    def segments(self, log: str, after: Position = EARLIEST) -> Segments:
-        """The segments of a log that end after a position, oldest first."""
+    def segments(
+        self, log: str, after: Position = EARLIEST, *, witnesses: bool = False
+    ) -> Segments:
+        """The segments of a log that end after a position, oldest first; with its witnesses, if requested."""
         name = log_name(log)
         found: dict[int, Segment] = {}
         for _ in range(PAGES_MAX):
-            query = {"after": shown(after)}
+            query = {"after": shown(after), "witnesses": "true" if witnesses else None}
             page = self._ask(name, "GET", "/segments", query=query)
             with understood():
                 for each in page["segments"]:
@@ -126,7 +129,7 @@ class Broker:
                     found[segment.ledger] = segment
                 if page["complete"]:
                     last = position_of(page["last"])
-                    end = behind(last)
+                    end = next_position(last)
                     first = position_of(page["first"])
                     kept = tuple(
                         replace(each, is_open=each.ledger == last.ledger)  # the last page decides
@@ -134,8 +137,11 @@ class Broker:
                         if each.end > first
                     )
                     numbers = int(page["epoch"]), int(page["ledger"])
-                    stored = page.get("storedBlocks") is True
-                    return Segments(str(page["topic"]), *numbers, first, end, kept, stored)
+                    stored, known = page.get("storedBlocks") is True, page.get("witnesses")
+                    found_witnesses = None if known is None else tuple(map(Witness.of, known))
+                    return Segments(
+                        str(page["topic"]), *numbers, first, end, kept, stored, found_witnesses
+                    )
                 after = position_of(page["next"])
         raise Damaged(f"{name} has more segments than a client reads")
 
@@ -145,13 +151,13 @@ class Broker:
         query = {"after": shown(after), "state": "true"}
         answer = self._ask(name, "GET", "/segments", query=query)
         with understood():
-            said = answer["state"]
+            fields = answer["state"]
             return StoredState(
-                int(said["epoch"]),
-                int(said["ledger"]),
-                int(said["bucketLedger"]),
-                {str(app): int(version) for app, version in said["published"].items()},
-                position_of(said["trimmed"]) if said.get("trimmed") else None,
+                int(fields["epoch"]),
+                int(fields["ledger"]),
+                int(fields["bucketLedger"]),
+                {str(app): int(version) for app, version in fields["published"].items()},
+                position_of(fields["trimmed"]) if fields.get("trimmed") else None,
             )
 
     def frames(
@@ -229,16 +235,16 @@ class Broker:
         """The first entry that was published at that time or later, by its producer's clock; None: there is none."""
         name = log_name(log)
         path = f"{_ADMIN}/{path_of(name)}/messageid/{time_ms}"
-        said = self._connection.ask("GET", path, owner=str(name.base))
+        answer = self._connection.ask("GET", path, owner=str(name.base))
         with understood():
-            found = Position(int(said["ledgerId"]), int(said["entryId"]))
+            found = Position(int(answer["ledgerId"]), int(answer["entryId"]))
         return found if found.ledger >= 0 else None
 
     def buckets(self) -> int:
         """The number of buckets. Each has its own audit."""
-        said = self._connection.ask("GET", f"{_ROOT}/brokers")
+        answer = self._connection.ask("GET", f"{_ROOT}/brokers")
         with understood():
-            return int(said["buckets"])
+            return int(answer["buckets"])
 
     def audit(self, bucket: int, after: str = "") -> Iterator[dict[str, Any]]:
         """The audit records of a bucket after an id, oldest first; each has its ``id``."""
@@ -263,26 +269,46 @@ class Broker:
         acknowledged. Raises Conflict while consumers use the subscription.
         """
         path = f"/acknowledged/{quote(subscription, safe='')}"
-        said = self._ask(log_name(log), "PUT", path, body={"before": shown(before)})
+        answer = self._ask(log_name(log), "PUT", path, body={"before": shown(before)})
         with understood():
-            return position_of(said["before"])
+            return position_of(answer["before"])
 
-    def trim(self, log: str, before: Position, *, epoch: int, ledger: int | None = None) -> Trim:
+    def add_to_witness(self, log: str, post: WitnessPost) -> Witness:
+        """Add records to the witness of a table, and return the witness; for pipelines and administrators.
+
+        Raises Conflict if they do not continue what is stored. The request may be repeated.
+        """
+        answer = self._ask(log_name(log), "POST", "/witnesses", body=post.document())
+        with understood():
+            return Witness.of(answer["witness"])
+
+    def trim(
+        self,
+        log: str,
+        before: Position,
+        *,
+        epoch: int,
+        ledger: int | None = None,
+        table: str | None = None,
+    ) -> Trim:
         """Trim a log before a position, as far as its readers allow; for administrators.
 
-        ``epoch`` is the log's newest and ``ledger`` its current one, as returned by ``segments``. Raises Conflict
-        if they have changed. The request may be repeated.
+        ``epoch`` is the log's newest and ``ledger`` its current one, as returned by ``segments``. ``table``: the id
+        of the table that has the messages. Raises Conflict if the epoch or the ledger have changed, or if there is no
+        witness of the table. The request may be repeated.
         """
         body: dict[str, object] = {"before": shown(before), "epoch": epoch}
+        if table is not None:
+            body["table"] = table
         if ledger is not None:
             body["ledger"] = ledger
-        said = self._ask(log_name(log), "POST", "/trim", body=body)
+        answer = self._ask(log_name(log), "POST", "/trim", body=body)
         with understood():
-            limit = said["limitedBy"] or {"what": None, "name": None}
+            limit = answer["limitedBy"] or {"what": None, "name": None}
             return Trim(
                 before,
-                position_of(said["trimmedBefore"]),
-                position_of(said["first"]),
+                position_of(answer["trimmedBefore"]),
+                position_of(answer["first"]),
                 limit["what"],
                 limit["name"],
             )
@@ -302,7 +328,7 @@ class Broker:
 
 
 def _behind(frame: BlockFrame | MarkerFrame) -> Position:
-    return behind(frame.last if isinstance(frame, BlockFrame) else frame.position)
+    return next_position(frame.last if isinstance(frame, BlockFrame) else frame.position)
 
 
 def _broken_off(frame: ErrorFrame) -> PipelineError | Broken:

@@ -97,9 +97,9 @@ class Access:
     limits: AccessLimits = field(default=AccessLimits(), repr=False)
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Access:
+    def of(cls, document: Mapping[str, Any]) -> Access:
         """The inverse of ``dataclasses.asdict``."""
-        return cls(**{**said, "limits": AccessLimits(**said.get("limits", {}))})
+        return cls(**{**document, "limits": AccessLimits(**document.get("limits", {}))})
 
     def patience(self, within: float | None = None) -> Patience:
         """The limits of one request's retries; ``within`` limits them further, also while brokers are busy."""

@@ -29,7 +29,7 @@ _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"
 def sentence(error: Exception, url: str) -> str:
     """A sentence about a failure of the connection to a broker's address."""
     where = urlsplit(url).netloc
-    return next(filter(None, (_said(each, where) for each in _chain(error))), "") or (
+    return next(filter(None, (_message(each, where) for each in _chain(error))), "") or (
         f"the connection to {where} failed ({type(error).__name__})"
     )
 
@@ -44,15 +44,15 @@ def lasting(error: Exception, url: str) -> str | None:
         if _UNTRUSTED in reason:
             why = getattr(each, "verify_message", "") or "it cannot be verified"
             return (
-                f"the certificate of {where} is not trusted: {why}"
-                " (tls.caFile names the authorities that are)"
+                f"the certificate of {where} is not trusted: {why};"
+                " set tls.caFile to the file of its authority"
             )
         if any(word in reason.upper().replace(" ", "_") for word in _NO_TLS):
-            return f"{where} does not speak TLS: its address begins with http://"
+            return f"{where} does not use TLS: write its address with http://"
     return None
 
 
-def _said(error: BaseException, where: str) -> str | None:
+def _message(error: BaseException, where: str) -> str | None:
     match error:
         case NameResolutionError():
             return f"unknown host: {where.rpartition(':')[0] or where}"

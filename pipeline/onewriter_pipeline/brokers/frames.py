@@ -7,6 +7,7 @@ and blocks, not on its entries. This module does no I/O.
 
 from __future__ import annotations
 
+import enum
 import json
 import struct
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,7 @@ from onewriter_core.log_format.packed_stream import (
     NAMES_PUBLISHER,
     NO_PAYLOAD,
 )
+from onewriter_pipeline.binaries import PADDING
 
 CHUNK_BYTES: Final = 8 * 1024 * 1024
 """Approximate payload of a chunk. A chunk is complete with the block that reaches this size."""
@@ -64,8 +66,9 @@ class Chunk:
     """
 
     payload: bytes
+    """The entries, and perhaps bytes after the last one."""
     offsets: NDArray[np.int64]
-    """``n + 1`` offsets; the first is 0, the last is the size of the payload."""
+    """``n + 1`` offsets; the first is 0, the last is the end of the last entry."""
     ledger: NDArray[np.int64]
     entry: NDArray[np.int64]
     messages: NDArray[np.int32]
@@ -79,6 +82,11 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(self.ledger)
+
+    def padded(self) -> bytes:
+        """The payload with at least PADDING after the last entry, without a copy if it has that already."""
+        is_padded = len(self.payload) - int(self.offsets[-1]) >= len(PADDING)
+        return self.payload if is_padded else self.payload + PADDING
 
     @property
     def first(self) -> Position:
@@ -153,35 +161,52 @@ class Frames:
     """Parses a stream: ``feed`` it the bytes that arrived, then take the complete frames."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._has_begun = False
+        self._pieces: list[memoryview] = []
+        """The beginning of what the parser reads next, if its end has not arrived."""
+        self._held = 0
+        self._wanted = len(HEAD)
+        self._reads = _Reads.HEAD
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are complete with these bytes. Take all of them before feeding more.
 
-        A frame refers to the bytes, which stay in memory as long as the frame does. Raises ProtocolError for data
-        that brokers do not send.
+        A frame refers to the bytes, which stay in memory as long as the frame does. Only a frame that arrives in
+        several pieces is copied. Raises ProtocolError for data that brokers do not send.
         """
-        data = self._rest + data if self._rest else data
-        at = 0
-        if not self._has_begun:
-            if len(data) < len(HEAD):
-                self._rest = data
+        view, at = memoryview(data), 0
+        while at < len(view):
+            piece = view[at : at + self._wanted - self._held]
+            at += len(piece)
+            self._pieces.append(piece)
+            self._held += len(piece)
+            if self._held < self._wanted:
                 return
-            if not data.startswith(HEAD):
-                raise ProtocolError("not a stream of blocks, or of another version")
-            self._has_begun, at = True, len(HEAD)
-        view = memoryview(data)
-        while len(data) - at >= LENGTH.size:
-            (size,) = LENGTH.unpack_from(data, at)
-            if not 1 <= size <= FRAME_BYTES_MAX:
-                raise ProtocolError(f"a frame of {size} bytes in a stream of blocks")
-            stop = at + LENGTH.size + size
-            if stop > len(data):
-                break
-            yield _frame(view[at + LENGTH.size : stop])
-            at = stop
-        self._rest = data[at:]
+            whole = piece if len(self._pieces) == 1 else memoryview(b"".join(self._pieces))
+            self._pieces, self._held = [], 0
+            if self._reads is _Reads.FRAME:
+                self._reads, self._wanted = _Reads.LENGTH, LENGTH.size
+                yield _frame(whole)
+            elif self._reads is _Reads.LENGTH:
+                (size,) = LENGTH.unpack(whole)
+                if not 1 <= size <= FRAME_BYTES_MAX:
+                    text = f"a stream of blocks has a frame of {size} bytes; 1 to {FRAME_BYTES_MAX} are valid"
+                    raise ProtocolError(text)
+                self._reads, self._wanted = _Reads.FRAME, size
+            else:
+                if bytes(whole) != HEAD:
+                    text = (
+                        f"not a stream of blocks of this version: it begins with {bytes(whole)!r}"
+                    )
+                    raise ProtocolError(text)
+                self._reads, self._wanted = _Reads.LENGTH, LENGTH.size
+
+
+class _Reads(enum.Enum):
+    """What a parser of a stream reads next."""
+
+    HEAD = enum.auto()
+    LENGTH = enum.auto()
+    FRAME = enum.auto()
 
 
 def _frame(body: memoryview) -> Frame:
@@ -195,8 +220,8 @@ def _frame(body: memoryview) -> Frame:
         if kind == END:
             return EndFrame(Position(*END_CONTENT.unpack_from(body, 1)))
         if kind == ERROR:
-            said = json.loads(bytes(body[1:]))
-            return ErrorFrame(int(said["status"]), str(said["message"]), said)
+            document = json.loads(bytes(body[1:]))
+            return ErrorFrame(int(document["status"]), str(document["message"]), document)
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise ProtocolError(f"a damaged frame in a stream of blocks: {error}") from error
     raise ProtocolError(f"a frame of the unknown kind {kind} in a stream of blocks")
@@ -221,7 +246,9 @@ def _block(body: memoryview) -> BlockFrame:
     payload = body[at:]
     size = 0 if flags & NO_PAYLOAD else int(lengths.sum(dtype=np.int64))
     if entries == 0 or size != len(payload):
-        raise ValueError(f"the lengths of block {ledger}:{entry} do not add up")
+        raise ValueError(
+            f"the lengths of block {ledger}:{entry} add up to {size} bytes, and its payload has {len(payload)}"
+        )
     return BlockFrame(
         Position(ledger, entry),
         time_ms,
@@ -326,7 +353,7 @@ class Gatherer:
         starts = np.cumsum(sizes) - sizes
         steps = np.arange(total, dtype=np.int64) - np.repeat(starts, sizes)
         chunk = Chunk(
-            b"".join(self._payloads),
+            b"".join([*self._payloads, PADDING]),
             offsets,
             np.repeat(heads[:, 0], sizes),
             np.repeat(heads[:, 1], sizes) + steps,

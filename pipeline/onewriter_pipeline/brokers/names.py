@@ -42,6 +42,6 @@ def shown(position: Position) -> str:
     return f"{position.ledger}:{position.entry}"
 
 
-def behind(position: Position) -> Position:
+def next_position(position: Position) -> Position:
     """The next position in the same ledger."""
     return Position(position.ledger, position.entry + 1)

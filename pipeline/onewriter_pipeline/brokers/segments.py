@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.brokers.names import behind, position_of
+from onewriter_core.witnesses import Witness
+from onewriter_pipeline.brokers.names import next_position, position_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Segment:
     @property
     def end(self) -> Position:
         """The position after its last entry."""
-        return Position(self.ledger, 1) if self.last is None else behind(self.last)
+        return Position(self.ledger, 1) if self.last is None else next_position(self.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Segments:
 
     ``epoch`` is the newest granted epoch, ``ledger`` the current ledger: the values that ``trim`` expects.
     ``stored_blocks``: the broker reads blocks from the store if it is asked to. Earlier releases do not.
+    ``witnesses``: of the tables to which the log was copied; None: they were not requested, or the broker has an
+    earlier release.
     """
 
     log: str
@@ -72,6 +75,7 @@ class Segments:
     end: Position
     segments: tuple[Segment, ...]
     stored_blocks: bool = False
+    witnesses: tuple[Witness, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +87,33 @@ class Trim:
     nothing did; ``name``: the subscription.
     """
 
-    asked: Position
+    requested: Position
     before: Position
     first: Position
     limited_by: str | None
     name: str | None
 
 
-def segment_of(said: Mapping[str, Any]) -> Segment:
+def segment_of(answer: Mapping[str, Any]) -> Segment:
     """A segment from a broker's answer (docs/http.md, "Reading whole logs"). Raises what reading a dict raises."""
     return Segment(
-        ledger=int(said["ledger"]),
-        epoch=said["epoch"],
-        producer=said["producer"],
-        subject=said["subject"],
-        cause=said["cause"],
-        mode=said["mode"],
-        is_open=bool(said["open"]),
-        is_whole=bool(said["whole"]),
-        first=None if said["first"] is None else position_of(said["first"]),
-        last=None if said["last"] is None else position_of(said["last"]),
-        entries=int(said["entries"]),
-        messages=int(said["messages"]),
-        bytes=int(said["bytes"]),
-        blocks=int(said["blocks"]),
-        oldest_ms=said["oldestMs"],
-        newest_ms=said["newestMs"],
-        chain=said["chain"],
+        ledger=int(answer["ledger"]),
+        epoch=answer["epoch"],
+        producer=answer["producer"],
+        subject=answer["subject"],
+        cause=answer["cause"],
+        mode=answer["mode"],
+        is_open=bool(answer["open"]),
+        is_whole=bool(answer["whole"]),
+        first=None if answer["first"] is None else position_of(answer["first"]),
+        last=None if answer["last"] is None else position_of(answer["last"]),
+        entries=int(answer["entries"]),
+        messages=int(answer["messages"]),
+        bytes=int(answer["bytes"]),
+        blocks=int(answer["blocks"]),
+        oldest_ms=answer["oldestMs"],
+        newest_ms=answer["newestMs"],
+        chain=answer["chain"],
         block_runs=tuple(
             BlockRun(
                 position_of(each["first"]),
@@ -118,6 +122,6 @@ def segment_of(said: Mapping[str, Any]) -> Segment:
                 int(each["bytes"]),
                 int(each["newestMs"]),
             )
-            for each in said["stretches"]
+            for each in answer["stretches"]
         ),
     )

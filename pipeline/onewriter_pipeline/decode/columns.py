@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from onewriter_core.ids import Position
 from onewriter_pipeline import schema as names
 from onewriter_pipeline.binaries import Bools, Heads, Signed, Unsigned, binaries, texts
 from onewriter_pipeline.brokers.frames import Chunk
@@ -26,7 +27,9 @@ _PAIR: Final = WantedFields(pieces=frozenset({_KEY, _VALUE}))
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The input of columns. ``epochs`` has the topic epoch of each ledger, if it is known."""
+    """The input of columns. ``epochs`` has the topic epoch of each ledger, if it is known; ``first_chunks`` the first
+    chunk of each message that was sent in chunks, by the index of its entry.
+    """
 
     topic: str
     partition: int | None
@@ -36,6 +39,7 @@ class Source:
     data: bytes
     words: Unsigned
     json: bool
+    first_chunks: Mapping[int, Position] = field(default_factory=dict)
 
 
 class Columns:
@@ -77,14 +81,25 @@ class Columns:
         return pa.repeat(pa.scalar(self._source.topic, pa.string()), len(self._rows))
 
     def message_id(self) -> pa.Array:
-        chunk, rows = self._source.chunk, self._rows
-        return message_ids(
+        chunk, rows, partition = self._source.chunk, self._rows, self._source.partition
+        ids = message_ids(
             chunk.ledger[rows.entry],
             chunk.entry[rows.entry],
             rows.batch_index,
             rows.batch_size,
-            self._source.partition,
+            partition,
         )
+        firsts = self._source.first_chunks
+        if not firsts:
+            return ids
+        which = np.flatnonzero(np.isin(rows.entry, list(firsts)))
+        chunked = [
+            with_first_chunk(ids[row].as_py(), firsts[entry], partition)
+            for row, entry in zip(which.tolist(), rows.entry[which].tolist(), strict=True)
+        ]
+        places = np.arange(len(rows))
+        places[which] = len(rows) + np.arange(len(which))
+        return pa.concat_arrays([ids, pa.array(chunked, pa.binary())]).take(pa.array(places))
 
     def publish_time(self) -> pa.Array:
         times = self._source.entries.metadata.unsigned(Metadata.PUBLISH_TIME)
@@ -132,9 +147,9 @@ class Columns:
     def producer(self) -> pa.Array:
         """Decoded once for each entry, then repeated for each row."""
         which, place = np.unique(self._rows.entry, return_inverse=True)
-        said = self._source.entries.metadata
+        metadata = self._source.entries.metadata
         names_of_entries = Slices(
-            said.has(Metadata.PRODUCER_NAME), *said.slices(Metadata.PRODUCER_NAME)
+            metadata.has(Metadata.PRODUCER_NAME), *metadata.slices(Metadata.PRODUCER_NAME)
         ).taken(which)
         found = gathered(self._data, names_of_entries, pa.string())
         self._check_text(found, which)
@@ -236,7 +251,10 @@ def _plain(text: bytes) -> bytes | None:
 
 
 _LEDGER, _ENTRY, _PARTITION, _BATCH_INDEX, _BATCH_SIZE = 0x08, 0x10, 0x18, 0x20, 0x30
-"""Tags of the fields of MessageIdData, all varints."""
+"""Tags of fields of MessageIdData that are varints."""
+
+_FIRST_CHUNK: Final = b"\x3a"
+"""Tag of the field of MessageIdData that has the id of the first chunk."""
 
 
 def message_ids(
@@ -263,3 +281,11 @@ def message_ids(
         ids.byte(tag, present)
         ids.varint(numbers, present)
     return ids.to_arrow().cast(pa.binary())
+
+
+def with_first_chunk(message_id: bytes, first: Position, partition: int | None) -> bytes:
+    """The id of a message that was sent in chunks: that of its last chunk, with that of its first chunk in it."""
+    ledger, entry = np.array([first.ledger]), np.array([first.entry])
+    nothing = np.zeros(1, np.int64)
+    nested: bytes = message_ids(ledger, entry, nothing, nothing, partition)[0].as_py()
+    return message_id + _FIRST_CHUNK + bytes([len(nested)]) + nested

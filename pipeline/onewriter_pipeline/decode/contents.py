@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from onewriter_core.errors import ProtocolError
+from onewriter_core.ids import Position
 from onewriter_core.wire.compression import decompress
 
 CONTENT_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -26,9 +27,18 @@ def uncompressed(codec: int, content: bytes, size: int) -> bytes:
     return decompress(codec, content, size)
 
 
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """The content of a message that was sent in chunks, and the position of its first chunk."""
+
+    content: bytes
+    first: Position
+
+
 @dataclass(slots=True)
 class _PartialMessage:
     count: int
+    first: Position
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
 
@@ -44,15 +54,17 @@ class Assembler:
         self._begun: dict[bytes, _PartialMessage] = {}
         self._bytes = 0
 
-    def add(self, uuid: bytes, chunk_id: int, count: int, content: bytes) -> bytes | None:
-        """Add a chunk. Returns the whole content after the last chunk.
+    def add(
+        self, uuid: bytes, chunk_id: int, count: int, content: bytes, at: Position
+    ) -> Assembled | None:
+        """Add the chunk at a position. Returns the whole message after its last chunk.
 
         Raises ChunksMissing if previous chunks were not added, and ProtocolError if the chunks do not form a
         message.
         """
         if chunk_id == 0:
             self._forget(uuid)
-            self._begun[uuid] = _PartialMessage(count)
+            self._begun[uuid] = _PartialMessage(count, at)
         begun = self._begun.get(uuid)
         if begun is None or chunk_id > len(begun.parts):
             raise ChunksMissing(uuid.decode("utf-8", "replace"))
@@ -66,7 +78,7 @@ class Assembler:
             raise ProtocolError(f"a chunked message has more than {CONTENT_BYTES_MAX} bytes")
         if len(begun.parts) == begun.count:
             self._forget(uuid)
-            return b"".join(begun.parts)
+            return Assembled(b"".join(begun.parts), begun.first)
         self._make_space(uuid)
         return None
 

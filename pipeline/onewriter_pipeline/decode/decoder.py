@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position, TopicName
-from onewriter_pipeline.binaries import Bools, Signed, Unsigned
+from onewriter_pipeline.binaries import PADDING, Bools, Signed, Unsigned
 from onewriter_pipeline.brokers.frames import Chunk
 from onewriter_pipeline.decode.batches import (
     BATCH_MESSAGES_MAX,
@@ -24,10 +24,10 @@ from onewriter_pipeline.decode.batches import (
     read_batches,
 )
 from onewriter_pipeline.decode.columns import Columns, Source
-from onewriter_pipeline.decode.contents import Assembler, ChunksMissing, uncompressed
+from onewriter_pipeline.decode.contents import Assembled, Assembler, ChunksMissing, uncompressed
 from onewriter_pipeline.decode.entries import DAMAGES, Damage, Entries, Metadata, read_entries
 from onewriter_pipeline.decode.rows import Rows, rows_of_batches, rows_of_entries
-from onewriter_pipeline.decode.words import PADDING, words_of
+from onewriter_pipeline.decode.words import words_of
 from onewriter_pipeline.errors import Damaged
 from onewriter_pipeline.schema import MESSAGE_COLUMNS, arrow_schema
 
@@ -95,7 +95,7 @@ class Decoder:
 
     def decode(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         """The messages of a chunk, in order, as record batches of ``schema``."""
-        data = chunk.payload + PADDING
+        data = chunk.padded()
         words = words_of(data)
         entries = read_entries(data, words, chunk.offsets, verify_checksums=self._verify_checksums)
         counts = _counts(entries)
@@ -106,14 +106,22 @@ class Decoder:
         self, chunk: Chunk, entries: Entries, counts: Signed, group: range, data: bytes
     ) -> Iterator[pa.RecordBatch]:
         special = _special(entries)[group.start : group.stop]
+        first_chunks: dict[int, Position] = {}
         if special.any():
-            data, counts = self._with_contents(
-                chunk, entries, counts, group.start + np.flatnonzero(special), data
-            )
+            which = group.start + np.flatnonzero(special)
+            data, counts, first_chunks = self._with_contents(chunk, entries, counts, which, data)
         words = words_of(data)
         rows = _rows(entries, counts, group, data, words)
         source = Source(
-            self._topic, self._partition, self._epochs, chunk, entries, data, words, self._json
+            self._topic,
+            self._partition,
+            self._epochs,
+            chunk,
+            entries,
+            data,
+            words,
+            self._json,
+            first_chunks,
         )
         batch = self._record_batch(source, rows, group)
         for start in range(0, batch.num_rows, RECORD_BATCH_ROWS_MAX):
@@ -150,26 +158,30 @@ class Decoder:
 
     def _with_contents(
         self, chunk: Chunk, entries: Entries, counts: Signed, special: Signed, data: bytes
-    ) -> tuple[bytes, Signed]:
+    ) -> tuple[bytes, Signed, dict[int, Position]]:
         """The buffer, with decompressed and assembled contents appended.
 
         ``entries`` then refers to these contents. The counts are the given ones, without chunks of incomplete
-        messages.
+        messages. The positions are those of the first chunks of assembled messages, by the index of their entry.
         """
-        said = entries.metadata
-        codecs = said.signed(Metadata.COMPRESSION)
-        sizes = (said.unsigned(Metadata.UNCOMPRESSED_SIZE) & np.uint64(0xFFFFFFFF)).view(np.int64)
+        metadata = entries.metadata
+        codecs = metadata.signed(Metadata.COMPRESSION)
+        sizes = (metadata.unsigned(Metadata.UNCOMPRESSED_SIZE) & np.uint64(0xFFFFFFFF)).view(
+            np.int64
+        )
         chunked = _chunked(entries)
         counts = counts.copy()
+        first_chunks: dict[int, Position] = {}
         areas, place = [chunk.payload], len(chunk.payload)
         for index in special.tolist():
-            content: bytes | None = data[entries.starts[index] : entries.stops[index]]
+            content = data[entries.starts[index] : entries.stops[index]]
             try:
                 if chunked[index]:
-                    content = self._chunk(chunk, entries, index, data)
-                if content is None:
-                    counts[index] = 0
-                    continue
+                    message = self._chunk(chunk, entries, index, data)
+                    if message is None:
+                        counts[index] = 0
+                        continue
+                    content, first_chunks[index] = message.content, message.first
                 content = uncompressed(int(codecs[index]), content, int(sizes[index]))
             except ProtocolError:
                 entries.damage[index] = Damage.CONTENT
@@ -180,26 +192,26 @@ class Decoder:
             areas.append(content)
             entries.starts[index], entries.stops[index] = place, place + len(content)
             place += len(content)
-        return b"".join([*areas, PADDING]), counts
+        return b"".join([*areas, PADDING]), counts, first_chunks
 
-    def _chunk(self, chunk: Chunk, entries: Entries, index: int, data: bytes) -> bytes | None:
-        """Add a chunk to its message. Returns the whole content if the message is complete."""
+    def _chunk(self, chunk: Chunk, entries: Entries, index: int, data: bytes) -> Assembled | None:
+        """Add a chunk to its message. Returns the message if it is complete."""
         uuid, chunk_id, count = _place_of_chunk(entries, index, data)
         content = data[entries.starts[index] : entries.stops[index]]
         position = Position(int(chunk.ledger[index]), int(chunk.entry[index]))
         for entries_back in LOOK_BACK_ENTRIES:
             try:
-                return self._assembler.add(uuid, chunk_id, count, content)
+                return self._assembler.add(uuid, chunk_id, count, content, position)
             except ChunksMissing:
                 if self._earlier is None:
                     raise
             for before in self._earlier(position, entries_back):
                 self._remember(before, uuid)
-        return self._assembler.add(uuid, chunk_id, count, content)
+        return self._assembler.add(uuid, chunk_id, count, content, position)
 
     def _remember(self, chunk: Chunk, uuid: bytes) -> None:
         """Add the chunks of one message that are before the decoded entries."""
-        data = chunk.payload + PADDING
+        data = chunk.padded()
         entries = read_entries(
             data, words_of(data), chunk.offsets, verify_checksums=self._verify_checksums
         )
@@ -208,7 +220,8 @@ class Decoder:
             if found == uuid:
                 content = data[entries.starts[index] : entries.stops[index]]
                 with contextlib.suppress(ChunksMissing):  # its first chunks are farther back
-                    self._assembler.add(uuid, chunk_id, count, content)
+                    at = Position(int(chunk.ledger[index]), int(chunk.entry[index]))
+                    self._assembler.add(uuid, chunk_id, count, content, at)
 
 
 @dataclass(slots=True)
@@ -249,7 +262,7 @@ def whole_before(
 def _note_chunks(
     chunk: Chunk, begun: dict[bytes, _ChunkedMessage], newest: dict[bytes, tuple[bytes, int]]
 ) -> None:
-    data = chunk.payload + PADDING
+    data = chunk.padded()
     entries = read_entries(data, words_of(data), chunk.offsets, verify_checksums=False)
     chunked = _chunked(entries)
     names = entries.metadata.slices(Metadata.PRODUCER_NAME)
@@ -268,8 +281,8 @@ def _note_chunks(
 
 def _chunked(entries: Entries) -> Bools:
     """Which entries are a chunk of a larger message."""
-    said = entries.metadata
-    chunked: Bools = (said.signed_32(Metadata.CHUNKS) > 1) & said.has(Metadata.CHUNK_ID)
+    metadata = entries.metadata
+    chunked: Bools = (metadata.signed_32(Metadata.CHUNKS) > 1) & metadata.has(Metadata.CHUNK_ID)
     return chunked
 
 
@@ -282,19 +295,23 @@ def _special(entries: Entries) -> Bools:
 
 def _place_of_chunk(entries: Entries, index: int, data: bytes) -> tuple[bytes, int, int]:
     """The name of the message, the number of this chunk from 0, and the number of chunks."""
-    said = entries.metadata
-    starts, stops = said.slices(Metadata.UUID)
-    chunk_id = int(said.signed_32(Metadata.CHUNK_ID)[index])
-    return data[starts[index] : stops[index]], chunk_id, int(said.signed_32(Metadata.CHUNKS)[index])
+    metadata = entries.metadata
+    starts, stops = metadata.slices(Metadata.UUID)
+    chunk_id = int(metadata.signed_32(Metadata.CHUNK_ID)[index])
+    return (
+        data[starts[index] : stops[index]],
+        chunk_id,
+        int(metadata.signed_32(Metadata.CHUNKS)[index]),
+    )
 
 
 def _counts(entries: Entries) -> Signed:
     """The number of messages in each entry, from its metadata. Batches with an impossible number are marked as
     damaged.
     """
-    said = entries.metadata
-    counts = said.signed_32(Metadata.MESSAGES_IN_BATCH)
-    counts[~said.has(Metadata.MESSAGES_IN_BATCH)] = 1
+    metadata = entries.metadata
+    counts = metadata.signed_32(Metadata.MESSAGES_IN_BATCH)
+    counts[~metadata.has(Metadata.MESSAGES_IN_BATCH)] = 1
     too_many = (counts < 0) | (counts > BATCH_MESSAGES_MAX)
     entries.spoil(np.flatnonzero(too_many), Damage.BATCH)
     counts[entries.damage != Damage.NONE] = 0
@@ -303,9 +320,9 @@ def _counts(entries: Entries) -> Signed:
 
 def _groups(entries: Entries, counts: Signed) -> Iterator[tuple[int, int]]:
     """Ranges of entries that are decoded together, by their uncompressed size."""
-    said = entries.metadata
-    claimed = said.unsigned(Metadata.UNCOMPRESSED_SIZE) & np.uint64(0xFFFFFFFF)
-    plain = said.unsigned(Metadata.COMPRESSION) == 0
+    metadata = entries.metadata
+    claimed = metadata.unsigned(Metadata.UNCOMPRESSED_SIZE) & np.uint64(0xFFFFFFFF)
+    plain = metadata.unsigned(Metadata.COMPRESSION) == 0
     sizes = np.where(plain, entries.stops - entries.starts, claimed.view(np.int64))
     sizes[entries.damage != Damage.NONE] = 0
     bytes_up_to, messages_up_to = np.cumsum(sizes), np.cumsum(counts)

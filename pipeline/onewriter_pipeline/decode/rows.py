@@ -101,19 +101,23 @@ class Rows:
 
 def rows_of_entries(entries: Entries, which: Signed) -> Rows:
     """The rows of entries that are one message each."""
-    said = entries.metadata
+    metadata = entries.metadata
     key, null_key = Metadata.PARTITION_KEY, Metadata.NULL_KEY
     return Rows(
         entry=which,
         batch_index=np.full(len(which), UNBATCHED),
         batch_size=np.zeros(len(which), np.int64),
-        value=Slices(~said.true(Metadata.NULL_VALUE), entries.starts, entries.stops).taken(which),
-        key=Slices(said.has(key) & ~said.true(null_key), *said.slices(key)).taken(which),
-        key_is_base64=said.true(Metadata.KEY_IS_BASE64)[which],
-        ordering_key=_slices(said, Metadata.ORDERING_KEY).taken(which),
-        event_time_ms=said.unsigned(Metadata.EVENT_TIME)[which],
-        sequence_id=said.signed(Metadata.SEQUENCE_ID)[which],
-        properties=_renumbered(said.repeated(), said.count, which),
+        value=Slices(~metadata.true(Metadata.NULL_VALUE), entries.starts, entries.stops).taken(
+            which
+        ),
+        key=Slices(metadata.has(key) & ~metadata.true(null_key), *metadata.slices(key)).taken(
+            which
+        ),
+        key_is_base64=metadata.true(Metadata.KEY_IS_BASE64)[which],
+        ordering_key=_slices(metadata, Metadata.ORDERING_KEY).taken(which),
+        event_time_ms=metadata.unsigned(Metadata.EVENT_TIME)[which],
+        sequence_id=metadata.signed(Metadata.SEQUENCE_ID)[which],
+        properties=_renumbered(metadata.repeated(), metadata.count, which),
     )
 
 
@@ -121,7 +125,7 @@ def rows_of_batches(entries: Entries, which: Signed, counts: Signed, found: Batc
     """The rows of entries that are batches of ``counts`` messages, without messages that their client compacted
     out.
     """
-    said = found.metadata
+    metadata = found.metadata
     entry = np.repeat(which, counts)
     firsts = np.repeat(np.cumsum(counts) - counts, counts)
     key, null_key = Single.PARTITION_KEY, Single.NULL_KEY
@@ -130,21 +134,21 @@ def rows_of_batches(entries: Entries, which: Signed, counts: Signed, found: Batc
         entry=entry,
         batch_index=np.arange(len(entry)) - firsts,
         batch_size=np.repeat(counts, counts),
-        value=Slices(~said.true(Single.NULL_VALUE), found.starts, found.stops),
-        key=Slices(said.has(key) & ~said.true(null_key), *said.slices(key)),
-        key_is_base64=said.true(Single.KEY_IS_BASE64),
-        ordering_key=_slices(said, Single.ORDERING_KEY),
-        event_time_ms=said.unsigned(Single.EVENT_TIME),
+        value=Slices(~metadata.true(Single.NULL_VALUE), found.starts, found.stops),
+        key=Slices(metadata.has(key) & ~metadata.true(null_key), *metadata.slices(key)),
+        key_is_base64=metadata.true(Single.KEY_IS_BASE64),
+        ordering_key=_slices(metadata, Single.ORDERING_KEY),
+        event_time_ms=metadata.unsigned(Single.EVENT_TIME),
         sequence_id=np.where(
-            said.has(Single.SEQUENCE_ID), said.signed(Single.SEQUENCE_ID), of_entry
+            metadata.has(Single.SEQUENCE_ID), metadata.signed(Single.SEQUENCE_ID), of_entry
         ),
-        properties=said.repeated(),
+        properties=metadata.repeated(),
     )
-    return rows.kept(~said.true(Single.COMPACTED_OUT) & ~np.repeat(found.damaged, counts))
+    return rows.kept(~metadata.true(Single.COMPACTED_OUT) & ~np.repeat(found.damaged, counts))
 
 
-def _slices(said: Fields, number: int) -> Slices:
-    return Slices(said.has(number), *said.slices(number))
+def _slices(metadata: Fields, number: int) -> Slices:
+    return Slices(metadata.has(number), *metadata.slices(number))
 
 
 def _renumbered(pieces: Pieces, count: int, order: Signed) -> Pieces:
@@ -154,6 +158,6 @@ def _renumbered(pieces: Pieces, count: int, order: Signed) -> Pieces:
     place = np.full(count, -1)
     place[order] = np.arange(len(order))
     rows = place[pieces.rows]
-    mine = np.flatnonzero(rows >= 0)
-    mine = mine[np.argsort(rows[mine], kind="stable")]
-    return Pieces(rows[mine], pieces.starts[mine], pieces.stops[mine])
+    kept = np.flatnonzero(rows >= 0)
+    kept = kept[np.argsort(rows[kept], kind="stable")]
+    return Pieces(rows[kept], pieces.starts[kept], pieces.stops[kept])

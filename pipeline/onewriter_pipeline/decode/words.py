@@ -11,9 +11,6 @@ import numpy as np
 
 from onewriter_pipeline.binaries import Signed, Unsigned
 
-PADDING: Final = bytes(32)
-"""Must follow the last byte of a buffer, so that whole words can be read anywhere."""
-
 _CONTINUES: Final = np.uint64(0x80)
 _ALL_CONTINUE: Final = np.uint64(0x8080808080808080)
 _LOW_BITS: Final = np.uint64(0x7F7F7F7F7F7F7F7F)

@@ -39,6 +39,12 @@ from onewriter_pipeline.jobs.options import (
     show_default=True,
     help="The logs in the brokers, the tables, or both.",
 )
+@click.option(
+    "--witnesses/--no-witnesses",
+    default=True,
+    show_default=True,
+    help="Compare tables with what the brokers witnessed of their copies, if a broker answers.",
+)
 @output_option
 @spark_options
 def command(**options: Any) -> None:
@@ -47,7 +53,9 @@ def command(**options: Any) -> None:
     Exit codes: 0 all predicates hold; 1 an error; 2 a violation: each finding says which.
     """
     tables = tables_of(options) if options["table"] else None
-    job = Audit(access_of(options), selection_of(options), tables)
+    job = Audit(
+        access_of(options), selection_of(options), tables, asks_brokers=options["witnesses"]
+    )
     job.check(options["tier"])
     with running("onewriter audit", options["master"], options["conf"]) as spark:
         progress(f"reading ({options['tier']})")

@@ -24,7 +24,7 @@ from onewriter_pipeline.brokers.names import position_of, shown
 from onewriter_pipeline.brokers.segments import Segment, Segments
 from onewriter_pipeline.engine import Runner, cores_of, in_process, on_spark, running
 from onewriter_pipeline.errors import EngineFailed, LogEnds, TableError, Trimmed
-from onewriter_pipeline.jobs.offload_audit import offload_audit
+from onewriter_pipeline.jobs.offload_audit import copied_audit, offload_audit
 from onewriter_pipeline.jobs.options import (
     access_of,
     access_options,
@@ -60,6 +60,7 @@ from onewriter_pipeline.tables.layout import (
 from onewriter_pipeline.tables.log_writer import Stored, WriteSettings, join, store
 from onewriter_pipeline.tables.table import State, Table
 from onewriter_pipeline.tables.tables import FOREIGN_SHOWN, Tables
+from onewriter_pipeline.tables.witnesses import WitnessWriter
 
 BATCH_BYTES: Final = 1024 * 1024 * 1024
 """Approximate size of a batch, by default."""
@@ -77,6 +78,7 @@ class Step(Enum):
     PLANNED = "planned"
     WRITTEN = "written"
     COMMITTED = "committed"
+    WITNESSED = "witnessed"
     SEGMENTS = "segments"
     AUDIT = "audit"
 
@@ -107,6 +109,7 @@ class OffloadReport:
     audit_records: int = 0
     seconds: float = 0.0
     offsets: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         """The report as JSON."""
@@ -119,6 +122,7 @@ class OffloadReport:
             "auditRecords": self.audit_records,
             "seconds": round(self.seconds, 3),
             "offsets": self.offsets,
+            "notes": self.notes,
         }
 
 
@@ -151,21 +155,34 @@ class Offload:
             logs = logs_of(broker, self.selection)  # an unknown topic creates no tables
             messages = self.tables.made(MESSAGES)
             self.tables.catch_up()
-            targets = {log: broker.segments(log).end for log in logs}
+            witnesses = WitnessWriter(broker, self.tables, messages)
+            before = messages.state()
+            targets = {}
+            for log in logs:
+                held = broker.segments(log, witnesses=True)
+                targets[log] = held.end
+                witnesses.begin(held, before)
             while True:
                 state = messages.state()
                 batch = self._planned(broker, state, targets)
                 if batch is None:
                     break
                 observe(Step.PLANNED, batch)
-                if not self._copy(batch, messages, state, runner, cores, observe, report):
+                rows = self._copy(batch, messages, state, runner, cores, observe, report)
+                if rows is None:
                     break  # only empty ledgers, which are recorded with the next messages
                 observe(Step.COMMITTED, batch)
+                for log in batch.ends:
+                    witnesses.add(log, state.offsets.get(log), rows, batch.number)
+                observe(Step.WITNESSED, batch)
             self.tables.catch_up()
             observe(Step.SEGMENTS, None)
+            witnesses.catch_up()
             if self.with_audit:
                 report.audit_records = offload_audit(broker, self.tables)
+                witnesses.add_audit(copied_audit(self.tables, logs))
                 observe(Step.AUDIT, None)
+            report.notes += witnesses.notes
         offsets = messages.state().offsets
         report.offsets = {log: offsets[log] for log in logs if log in offsets}
         report.seconds = time.monotonic() - began
@@ -269,8 +286,8 @@ class Offload:
         cores: int,
         observe: Observe,
         report: OffloadReport,
-    ) -> bool:
-        """Write and commit a batch. Returns whether there was something to commit."""
+    ) -> list[SegmentRow] | None:
+        """Write and commit a batch. Returns the new rows of ``segments``; None: there was nothing to commit."""
         began = time.monotonic()
         reading = Reading(MESSAGES.columns.names, not self.accept_loss, self.skip_corrupt)
         how = WriteSettings(self.access, messages.place, reading)
@@ -289,14 +306,14 @@ class Offload:
             observe(Step.WRITTEN, batch)
             coverage = [part for each in done for part in each.coverage]
             found = [row for log in batch.ends for row in segment_rows(batch, log, coverage)]
-            rows = [row.as_list() for row in within_publishes_max(found)]
+            rows = list(within_publishes_max(found))
             offsets = dict(state.offsets) | {log: shown(end) for log, end in batch.ends.items()}
-            after = messages.commit(state, files, offsets, rows)
+            after = messages.commit(state, files, offsets, [row.as_list() for row in rows])
         except TableError:
             discard(messages.place, files)
             raise
         if after == state:
-            return False
+            return None
         batch.rows = sum(part.rows for part in coverage)
         batch.seconds = time.monotonic() - began
         report.batches += 1
@@ -304,7 +321,7 @@ class Offload:
         report.entries += sum(part.entries for part in coverage)
         report.bytes += sum(part.bytes for part in coverage)
         report.files += len(files)
-        return True
+        return rows
 
 
 def _end(
@@ -435,7 +452,7 @@ def command(**options: Any) -> None:
 
     Each batch is copied completely or not at all. You can kill the command at any time and run it
     again. Exit codes: 0 all messages from before the start are in the tables; 1 an error: committed
-    batches stay.
+    batches stay; 2 the tables are not what was copied to them before, as the brokers witness.
     """
     job = Offload(
         access=access_of(options),
@@ -460,7 +477,8 @@ def command(**options: Any) -> None:
         else "nothing to offload: there are no messages that are not in the table"
     )
     line += f"; {report.audit_records:,} records of the audit, {report.seconds:.1f} s"
-    print_report(options["output"], report.document(), [line])
+    lines = [line, *(f"note: {note}" for note in report.notes)]
+    print_report(options["output"], report.document(), lines)
 
 
 def _shown_progress(step: Step, batch: Batch | None) -> None:

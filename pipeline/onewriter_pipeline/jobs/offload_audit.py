@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from onewriter_core.ids import TopicName
+from onewriter_core.witnesses import audit_order
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.errors import Overtaken, TableError
-from onewriter_pipeline.tables.files import discard, write_rows
+from onewriter_pipeline.tables.files import discard, table_errors, write_rows
 from onewriter_pipeline.tables.layout import AUDIT
 from onewriter_pipeline.tables.table import State, Table
 from onewriter_pipeline.tables.tables import Tables
+from onewriter_pipeline.tables.witnesses import CopiedAudit
 
 RECORDS_MAX: Final = 50_000
 """Records in one commit."""
@@ -41,6 +48,22 @@ def offload_audit(broker: Broker, tables: Tables) -> int:
     except Overtaken:
         return total  # another process has copied the same records; the next run continues there
     return total + len(rows)
+
+
+def copied_audit(tables: Tables, logs: Iterable[str]) -> dict[str, list[CopiedAudit]]:
+    """The audit records about some logs that the table has, oldest first. Raises TableError."""
+    topics = {log: str(TopicName.parse(log).base) for log in logs}
+    of_topic: dict[str, list[CopiedAudit]] = {topic: [] for topic in topics.values()}
+    columns = ["id", "topic", "record"]
+    table = tables.made(AUDIT)
+    for file in table.files():
+        with table_errors(table.place):
+            read = pq.read_table(file.path, columns=columns, filesystem=table.place.files())
+        for row in read.filter(pc.is_in(read["topic"], pa.array(list(of_topic)))).to_pylist():
+            of_topic[row["topic"]].append((row["id"], row["record"]))
+    for records in of_topic.values():
+        records.sort(key=lambda each: audit_order(each[0]))
+    return {log: of_topic[topic] for log, topic in topics.items()}
 
 
 def _commit(

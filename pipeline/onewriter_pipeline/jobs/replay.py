@@ -102,7 +102,9 @@ def command(**options: Any) -> None:
             epoch=options["epoch"],
             capability=options["capability"],
         )
-    said = "published" if is_new else "nothing was appended: it was published before, or is empty"
+    outcome = (
+        "published" if is_new else "nothing was appended: it was published before, or is empty"
+    )
     print_report(
         options["output"],
         {
@@ -111,5 +113,5 @@ def command(**options: Any) -> None:
             "version": options["version"],
             "isNew": is_new,
         },
-        [f"{said}: {options['target']}, {options['app']} {options['version']}"],
+        [f"{outcome}: {options['target']}, {options['app']} {options['version']}"],
     )

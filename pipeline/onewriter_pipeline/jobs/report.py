@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from onewriter_pipeline.audit.audit import LIVE, TABLE, Audit, AuditReport
+from onewriter_core.ids import TopicName
+from onewriter_pipeline.audit.audit import BOTH, LIVE, TABLE, Audit, AuditReport
+from onewriter_pipeline.audit.combined import combined, with_ends
+from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.engine import running
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.jobs.options import (
@@ -27,12 +30,53 @@ from onewriter_pipeline.jobs.options import (
 
 PAGE: Final = "report.html"
 
-_SEEN: Final = {
+_CAPTIONS: Final = {
     "timeline": "Who led each topic when",
     "leaderless": "How long topics were without a writer, by cause",
     "load": "What each holder wrote",
     "balance": "How many topics each host led",
 }
+
+
+_HELD: Final = frozenset({"Held", "Shared", "Reserved", "ChangingHands"})
+"""States of a topic with a writer."""
+
+_SOURCES: Final = {LIVE: "live logs", TABLE: "tables", BOTH: "tables and live logs"}
+
+_COUNTED: Final = {
+    LIVE: "Counts what the logs still have; --from both adds what was offloaded and trimmed.",
+    TABLE: "Counts what was offloaded.",
+    BOTH: "",
+}
+
+
+def vacated(job: Audit, report: AuditReport) -> dict[str, int | None]:
+    """The topics without a writer now, each with the time of its last message, in milliseconds since 1970.
+
+    From tables alone it is unknown who still holds a topic: a tenure then ends with its last message.
+    """
+    if report.tier == TABLE:
+        rows = job.tables.segments(None) if job.tables is not None else []
+        newest: dict[str, int | None] = {}
+        for row in rows:
+            newest[row.topic] = max(newest.get(row.topic) or 0, row.newest_ms or 0) or None
+        return newest
+    found: dict[str, int | None] = {}
+    with Broker(job.access) as broker:
+        for log in {row["topic"] for row in report.timeline}:
+            if _state_of(broker.topic(log), log) not in _HELD:
+                segments = broker.segments(log).segments
+                times = [each.newest_ms for each in segments if each.newest_ms is not None]
+                found[log] = max(times, default=None)
+    return found
+
+
+def _state_of(topic: Mapping[str, Any], log: str) -> str:
+    """The state of a log according to the status of its topic."""
+    partition = TopicName.parse(log).partition or 0
+    partitions = topic.get("slots") or []
+    found = partitions[partition] if partition < len(partitions) else {}
+    return str(found.get("state") or topic.get("state"))
 
 
 def write(report: AuditReport, folder: Path, now: datetime) -> list[Path]:
@@ -58,16 +102,21 @@ def write(report: AuditReport, folder: Path, now: datetime) -> list[Path]:
 def _page(report: AuditReport, drawn: dict[str, bytes], now: datetime) -> str:
     from onewriter_pipeline.report import page  # noqa: PLC0415 - as above
 
-    source = "live logs" if report.tier == LIVE else "tables"
     lead = (
-        f"From {source}, {now.strftime('%Y-%m-%d %H:%M:%S')} UTC: {len(report.topics):,} topics,"
+        f"From {_SOURCES[report.tier]}, {now.strftime('%Y-%m-%d %H:%M:%S')} UTC: {len(report.topics):,} topics,"
         f" {len(report.timeline):,} transitions, {report.records:,} audit records"
     )
     return page.page("Who wrote, and when", lead, len(report.findings), _sections(report, drawn))
 
 
 def _sections(report: AuditReport, drawn: dict[str, bytes]) -> Iterator[str]:
-    from onewriter_pipeline.report.page import listed, picture, section, table  # noqa: PLC0415
+    from onewriter_pipeline.report.page import (  # noqa: PLC0415 - as above
+        listed,
+        paragraph,
+        picture,
+        section,
+        table,
+    )
 
     findings = [
         {
@@ -88,7 +137,7 @@ def _sections(report: AuditReport, drawn: dict[str, bytes]) -> Iterator[str]:
     yield section("Lost, as brokers reported", _losses(report))
     yield section("Notes", listed(report.notes))
     yield section("Not detected", listed(report.not_detected))
-    yield section("Timeline", picture(drawn["timeline"], _SEEN["timeline"]))
+    yield section("Timeline", picture(drawn["timeline"], _CAPTIONS["timeline"]))
     windows = [
         ("cause", "Why the one before ended"),
         ("windows", "Windows"),
@@ -98,11 +147,12 @@ def _sections(report: AuditReport, drawn: dict[str, bytes]) -> Iterator[str]:
     ]
     yield section(
         "Without a writer",
-        picture(drawn["leaderless"], _SEEN["leaderless"]),
+        picture(drawn["leaderless"], _CAPTIONS["leaderless"]),
         table(windows, report.leaderless) if report.leaderless else "",
     )
-    yield section("Load", picture(drawn["load"], _SEEN["load"]))
-    yield section("Balance", picture(drawn["balance"], _SEEN["balance"]))
+    counted = _COUNTED[report.tier]
+    yield section("Load", paragraph(counted), picture(drawn["load"], _CAPTIONS["load"]))
+    yield section("Balance", picture(drawn["balance"], _CAPTIONS["balance"]))
     extents = [
         ("topic", "Topic"),
         ("first", "From"),
@@ -129,15 +179,17 @@ def _sections(report: AuditReport, drawn: dict[str, bytes]) -> Iterator[str]:
 def _losses(report: AuditReport) -> str:
     from onewriter_pipeline.report.page import table  # noqa: PLC0415
 
-    columns = [("log", "Topic"), ("after", "Behind"), ("last", "Up to")]
+    columns = [("log", "Topic"), ("after", "After"), ("last", "Up to")]
     return table(columns, report.losses) if report.losses else ""
 
 
 def _tenure(row: dict[str, Any]) -> dict[str, Any]:
     since = datetime.fromtimestamp(row["since_ms"] / 1000, UTC)
-    seconds = None if row["until_ms"] is None else (row["until_ms"] - row["since_ms"]) / 1000
+    left_ms = row.get("left_ms")
+    until_ms = row["until_ms"] if left_ms is None else left_ms
+    seconds = None if until_ms is None else (until_ms - row["since_ms"]) / 1000
     shown = since.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
-    return row | {"since": shown, "seconds": seconds, "producer": row["producer"] or "nobody"}
+    return row | {"since": shown, "seconds": seconds, "producer": row["producer"] or "no producer"}
 
 
 @click.command("report")
@@ -147,10 +199,10 @@ def _tenure(row: dict[str, Any]) -> dict[str, Any]:
 @click.option(
     "--from",
     "tier",
-    type=click.Choice([LIVE, TABLE]),
+    type=click.Choice([LIVE, TABLE, BOTH]),
     default=LIVE,
     show_default=True,
-    help="The logs in the brokers, or the tables.",
+    help="The logs in the brokers, the tables, or both as one.",
 )
 @click.option(
     "--to",
@@ -172,7 +224,8 @@ def command(**options: Any) -> None:
     job.check(options["tier"])
     with running("onewriter report", options["master"], options["conf"]) as spark:
         progress(f"reading ({options['tier']})")
-        (report,) = job.run(spark, options["tier"])
+        report = combined(job.run(spark, options["tier"]))
+    report.timeline = with_ends(report.timeline, vacated(job, report))
     paths = write(report, options["folder"], datetime.now(UTC))
     print_report(
         options["output"],

@@ -119,20 +119,19 @@ class SnapshotTarget:
     def check(self) -> None:
         """Raise Invalid for contradictory targets."""
         if not self.path and not self.topic:
-            raise Invalid("give --to PATH, or --publish-to TOPIC")
+            raise Invalid("the snapshot has no target: give --to PATH, --publish-to TOPIC, or both")
         if self.topic and (not self.app or self.version is None):
             raise Invalid(
-                "--publish-to needs --app and --version: a name, and a number that rises with each"
-                " snapshot; published again under the same two it is there once"
+                "--publish-to needs --app, a name, and --version, a number that rises with each snapshot. A"
+                " snapshot that is published again under the same name and version is stored once"
             )
         place = place_of(self.path, self.storage)
         if self.path and self.kind == PARQUET and urlsplit(self.path).scheme == "s3":
             raise Invalid(
-                "Parquet is written by Spark, which knows s3a:// where hadoop-aws is there; --format delta"
-                " writes to s3://"
+                f"Spark cannot write Parquet to {self.path}: use s3a:// with hadoop-aws installed, or --format delta"
             )
-        if self.path and not self.overwrites and _is_there(place, self.kind):
-            raise Invalid(f"{self.path} exists: --overwrite replaces it")
+        if self.path and not self.overwrites and _exists(place, self.kind):
+            raise Invalid(f"{self.path} exists already; replace it with --overwrite")
 
     def write(self, rows: DataFrame) -> None:
         """Write to the path. A Delta table is replaced in one commit; Spark writes Parquet."""
@@ -145,11 +144,11 @@ class SnapshotTarget:
         rows.write.mode(mode).parquet(self.path)
 
 
-def _is_there(place: Place, kind: str) -> bool:
+def _exists(place: Place, kind: str) -> bool:
     if place.is_local:
         return Path(place.location).exists()
     if kind == PARQUET:
-        return False  # Spark checks itself
+        return False  # Spark checks it (errorifexists)
     from onewriter_pipeline.jobs import snapshot_table  # noqa: PLC0415 - as above
 
     return snapshot_table.existing(place) is not None
@@ -211,8 +210,8 @@ def command(**options: Any) -> None:
     lines = [f"{counts.values:,} keys of {options['topic']}; {removed:,} were removed"]
     lines += [f"written to {target.path}"] if target.path else []
     if is_new is not None:
-        said = "published to" if is_new else "was published before to"
-        lines.append(f"{said} {target.topic} as {target.app} {target.version}")
+        outcome = "published to" if is_new else "was published before to"
+        lines.append(f"{outcome} {target.topic} as {target.app} {target.version}")
     document = {"topic": options["topic"], "keys": counts.values, "removed": removed}
     print_report(
         options["output"],

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
-from onewriter_pipeline.engine import active, said_by
+from onewriter_pipeline.engine import active, message_of
 from onewriter_pipeline.errors import EngineFailed, Invalid, TableError
 from onewriter_pipeline.schema import SNAPSHOT_COLUMNS, arrow_schema
 from onewriter_pipeline.tables.delta import (
@@ -36,6 +36,7 @@ from onewriter_pipeline.tables.files import (
     discard_run,
     line,
     made_folder,
+    reveal,
     synced,
 )
 from onewriter_pipeline.tables.layout import RUN_DIGITS, TableFile, is_of_run
@@ -76,7 +77,7 @@ def replace(rows: DataFrame, place: Place) -> None:
         if not _is_committed(place, run):
             discard_run(place, run, [""])
             raise EngineFailed(
-                f"nothing was written to {place.location}: {said_by(error)}"
+                f"nothing was written to {place.location}: {message_of(error)}"
             ) from error
     synced(place, "_delta_log")
 
@@ -151,6 +152,7 @@ class _Writer(DataSourceArrowWriter):
 
 def commit(place: Place, files: Sequence[TableFile]) -> None:
     """Replace the files of a table. Raises TableError, especially Overtaken."""
+    reveal(place, files)
     actions: list[AddAction | RemoveAction] = [action(file) for file in files]
     properties = CommitProperties(max_commit_retries=ATTEMPTS_MAX)
     before, schema = existing(place), Schema.from_arrow(TABLE_COLUMNS)

@@ -20,7 +20,7 @@ from onewriter_pipeline.tables.tables import FOREIGN_SHOWN, Tables
 
 TARGET_MB: Final = 256
 VACUUM_HOURS_MIN: Final = 24
-"""Files of a running offload, and files that a reader still uses, are younger than this."""
+"""Lower bound of --vacuum-hours. Files of a running offload, and files that a reader still uses, are younger."""
 
 
 @click.command("table")
@@ -51,7 +51,7 @@ def command(**options: Any) -> None:
     The command lists foreign files, and does not touch them. Exit codes: 0 done, 1 an error.
     """
     if options["dry_run"] and not options["vacuum_hours"]:
-        raise Invalid("--dry-run belongs to --vacuum-hours")
+        raise Invalid("--dry-run needs --vacuum-hours")
     tables = tables_of(options)
     done = _done(tables, options)
     document = {**_shown(tables), **done, "foreign": tables.foreign()}
@@ -63,7 +63,7 @@ def command(**options: Any) -> None:
     lines += [f"{log} up to {position}" for log, position in document["offsets"].items()]
     lines += [f"{name}: {value}" for name, value in done.items()]
     foreign = document["foreign"]
-    lines += [f"foreign, left alone: {path}" for path in foreign[:FOREIGN_SHOWN]]
+    lines += [f"foreign file, not touched: {path}" for path in foreign[:FOREIGN_SHOWN]]
     if len(foreign) > FOREIGN_SHOWN:
         lines.append(f"and {len(foreign) - FOREIGN_SHOWN} more")
     print_report(options["output"], document, lines)

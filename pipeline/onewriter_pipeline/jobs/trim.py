@@ -45,6 +45,7 @@ from onewriter_pipeline.tables.verification import (
     WantedRows,
     differences,
 )
+from onewriter_pipeline.tables.witnesses import Unlike, WitnessWriter, unlike_witness
 
 OPEN: Final = "ledger"
 """The limit of a trim at a ledger that may still grow."""
@@ -63,6 +64,7 @@ _REASONS: Final = {
     "subscription": "subscription {name} has not acknowledged the rest",
     "deduplication": "deduplication needs the rest",
     "compaction": "compaction has not seen the rest",
+    "witness": "nothing witnesses that the rest was copied to table {name}",
 }
 
 
@@ -78,7 +80,7 @@ class LogReport:
     messages: int
     name: str | None = None
     error: str = ""
-    differences: list[Difference | Altered] = field(default_factory=list)
+    differences: list[Difference | Altered | Unlike] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         """The report as JSON."""
@@ -130,20 +132,21 @@ class TrimJob:
             rows = self.tables.segments(logs)
             checked = []
             for log in logs:
-                held = broker.segments(log)
+                held = broker.segments(log, witnesses=True)
                 if log not in offsets:
                     checked.append((held, LogReport(log, held.first, held.first, OFFLOAD, 0, 0)))
                     continue
                 # The first chunks of a message that is incomplete in the table are still needed.
                 end = trimmable_before(broker, log, position_of(offsets[log]))
                 report = self._verified(messages, held, end, rows)
+                report.differences += unlike_witness(held, rows, messages)
                 tell_progress(
                     f"{log}: {report.segments} ledgers compared, {len(report.differences)} differences"
                 )
                 checked.append((held, report))
             if not self.is_dry and not any(report.differences for _, report in checked):
                 for held, report in checked:
-                    self._trim(broker, held, report)
+                    self._trim(broker, held, report, messages)
         return [report for _, report in checked]
 
     def _verified(
@@ -172,11 +175,21 @@ class TrimJob:
             return None
         return int((self.now.timestamp() - self.keep_hours * 3600) * 1000)
 
-    def _trim(self, broker: Broker, held: Segments, report: LogReport) -> None:
+    def _trim(self, broker: Broker, held: Segments, report: LogReport, messages: Table) -> None:
+        """Trim a log, after its witness was completed. A broker of an earlier release has no witnesses."""
         if report.before <= held.first:
             return
+        table = None
+        if held.witnesses is not None:
+            witnesses = WitnessWriter(broker, self.tables, messages)
+            witnesses.begin(held, messages.state())
+            witnesses.catch_up()
+            if witnesses.notes:
+                report.error = witnesses.notes[0]
+                return
+            table = messages.identity()
         try:
-            done = trim_all(broker, held.log, report.before, held.epoch)
+            done = trim_all(broker, held.log, report.before, held.epoch, table)
         except Conflict as error:
             report.error = f"{error} (its holder changed meanwhile: run it again)"
             return
@@ -185,17 +198,19 @@ class TrimJob:
             report.limited_by, report.name = done.limited_by, done.name
 
 
-def trim_all(broker: Broker, log: str, before: Position, epoch: int) -> Trim:
+def trim_all(
+    broker: Broker, log: str, before: Position, epoch: int, table: str | None = None
+) -> Trim:
     """Repeat the request until nothing more is trimmed, because one request drops a part of a large log.
 
     Raises PipelineError; what was trimmed before stays trimmed.
     """
-    done = broker.trim(log, before, epoch=epoch)
+    done = broker.trim(log, before, epoch=epoch, table=table)
     for _ in range(TRIM_REQUESTS_MAX):
         if done.first >= done.before:
             break
         first = done.first
-        done = broker.trim(log, before, epoch=epoch)
+        done = broker.trim(log, before, epoch=epoch, table=table)
         if done.first <= first:
             break
     return done

@@ -152,12 +152,12 @@ class Leader:
                 cwd=self._folder,
                 start_new_session=True,
             )
-        said = b""
+        line = b""
         if process.stdout is not None:
             with process.stdout as stdout:
-                said = stdout.readline()
+                line = stdout.readline()
         process.returncode = 0  # it outlives this process, which does not wait for its end
-        if said.strip() != READY:
+        if line.strip() != READY:
             text = (self._folder / "log").read_text(errors="replace")[-LOG_CHARACTERS:]
             raise Away(f"the driver's leader process did not start: {text}")
 

@@ -76,15 +76,15 @@ class LeaderRequest:
     @classmethod
     def of(cls, line: bytes) -> LeaderRequest:
         """The request from a line. Raises ValueError or TypeError for invalid lines."""
-        said = json.loads(line)
-        access = said.pop("access")
-        return cls(access=None if access is None else Access.of(access), **said)
+        document = json.loads(line)
+        access = document.pop("access")
+        return cls(access=None if access is None else Access.of(access), **document)
 
 
 def answered(grants: Mapping[str, Grant]) -> bytes:
     """An answer with grants by topic."""
-    said = {topic: [grant.epoch, grant.capability] for topic, grant in grants.items()}
-    return json.dumps({"grants": said}).encode() + b"\n"
+    document = {topic: [grant.epoch, grant.capability] for topic, grant in grants.items()}
+    return json.dumps({"grants": document}).encode() + b"\n"
 
 
 def encoded(answer: Mapping[str, Any]) -> bytes:
@@ -99,19 +99,19 @@ def failed(error: PipelineError) -> bytes:
 
 def grants_of(line: bytes) -> dict[str, Grant]:
     """The grants in an answer. If the answer reports an error, raises this PipelineError."""
-    said = answer_of(line)
+    document = answer_of(line)
     return {
-        topic: Grant(int(epoch), str(proof)) for topic, (epoch, proof) in said["grants"].items()
+        topic: Grant(int(epoch), str(proof)) for topic, (epoch, proof) in document["grants"].items()
     }
 
 
 def answer_of(line: bytes) -> dict[str, Any]:
     """The contents of an answer. If the answer reports an error, raises this PipelineError."""
     try:
-        said = json.loads(line)
+        document = json.loads(line)
     except ValueError:
         raise Damaged("the driver's leader process did not answer") from None
-    if "error" in said:
-        kind = getattr(errors, str(said["error"]), PipelineError)
-        raise kind(str(said["text"]))
-    return dict(said)
+    if "error" in document:
+        kind = getattr(errors, str(document["error"]), PipelineError)
+        raise kind(str(document["text"]))
+    return dict(document)

@@ -157,8 +157,16 @@ class _OpenClient:
 class Topics:
     """All topics that one driver leads, for one event loop; ``close`` releases them."""
 
-    def __init__(self, opening: Opening = client_of) -> None:
+    def __init__(
+        self,
+        opening: Opening = client_of,
+        *,
+        uses_max: int = USES_MAX,
+        topics_max: int = LED_TOPICS_MAX,
+    ) -> None:
         self._opening = opening
+        self._uses_max = uses_max
+        self._topics_max = topics_max
         self._uses: dict[str, _Use] = {}
         self._led: dict[tuple[Access, str], _Led] = {}
         self._clients: dict[tuple[Access, str], _OpenClient] = {}
@@ -180,9 +188,9 @@ class Topics:
         """A batch begins: lead its topics, and return their grants. Raises PipelineError."""
         use = self._uses.get(request.use)
         if use is None:
-            if len(self._uses) >= USES_MAX:
+            if len(self._uses) >= self._uses_max:
                 raise Invalid(
-                    f"this driver has {USES_MAX} queries and batch writes at once already"
+                    f"this driver has {self._uses_max} queries and batch writes at once already"
                 )
             use = self._uses[request.use] = _Use(request.use, request.idle_seconds)
         elif not use.is_in_batch:
@@ -234,7 +242,7 @@ class Topics:
     async def sweep(self) -> None:
         """Release topics that no use needs any more. Call it regularly."""
         now = self._now()
-        if len(self._locks) > LED_TOPICS_MAX:
+        if len(self._locks) > self._topics_max:
             self._locks = {key: lock for key, lock in self._locks.items() if lock.locked()}
         for use in [each for each in self._uses.values() if each.ends_at <= now]:
             log.info("use %s has ended: no batch began within its idle time", use.key)
@@ -271,8 +279,8 @@ class Topics:
                 led = self._led.get((access, each))
                 if led is not None and await self._goes_on(led, use, is_new=request.what == BEGIN):
                     return led
-            if len(self._led) >= LED_TOPICS_MAX:
-                raise Invalid(f"this driver leads {LED_TOPICS_MAX} topics already")
+            if len(self._led) >= self._topics_max:
+                raise Invalid(f"this driver leads {self._topics_max} topics already")
             return await self._win(topic, request, access)
 
     async def _goes_on(self, led: _Led, use: _Use, *, is_new: bool) -> bool:

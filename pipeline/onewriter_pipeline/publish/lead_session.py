@@ -131,8 +131,8 @@ def _with_holder(error: Conflict, access: Access, grants: Mapping[str, Grant]) -
         for topic, grant in grants.items():
             try:
                 with understood():
-                    said = broker.topic(topic)
-                    holder, epoch = said["holder"], int(said["epoch"])
+                    answer = broker.topic(topic)
+                    holder, epoch = answer["holder"], int(answer["epoch"])
                     if holder is not None and epoch != grant.epoch:
                         found.append(f"{topic} is led by {holder['producerName']}, epoch {epoch}")
             except PipelineError as unknown:

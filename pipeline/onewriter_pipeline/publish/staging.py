@@ -180,10 +180,10 @@ class Staging:
     def put(self, label: str, packed: PackedPart) -> Part:
         """Stage one part. Raises PipelineError."""
         path = f"{self._path}/{label}"
-        said = self._connection.ask(
+        answer = self._connection.ask(
             "PUT", path, owner=self._owner, body=packed.body, headers=self._headers
         )
-        part = _part(said)
+        part = _part(answer)
         if (part.rows, part.bytes) != (packed.rows, len(packed.body)):
             raise Damaged(f"a broker stored another part than {part.key} was")
         return replace(part, entries=packed.entries, entry_bytes=packed.entry_bytes)
@@ -216,19 +216,19 @@ class Staging:
         body: dict[str, object] = {"epoch": self._grant.epoch, "parts": claimed}
         path = f"{self._path}/publish"
         try:
-            said = self._connection.ask(
+            answer = self._connection.ask(
                 "POST", path, owner=self._owner, body=body, headers=self._headers
             )
         except Trimmed as error:
             raise MissingPart(str(error)) from error
         with understood():
-            is_duplicate = said["outcome"] == "duplicate"
+            is_duplicate = answer["outcome"] == "duplicate"
             return Publication(
                 is_duplicate,
-                None if said["first"] is None else position_of(said["first"]),
-                None if said["last"] is None else position_of(said["last"]),
-                int(said["rows"]),
-                int(said["held"]) if is_duplicate else None,
+                None if answer["first"] is None else position_of(answer["first"]),
+                None if answer["last"] is None else position_of(answer["last"]),
+                int(answer["rows"]),
+                int(answer["held"]) if is_duplicate else None,
             )
 
     def _check_held(self, held: int) -> None:
@@ -312,6 +312,11 @@ def discard_all(
             continue
 
 
-def _part(said: dict[str, Any]) -> Part:
+def _part(document: dict[str, Any]) -> Part:
     with understood():
-        return Part(str(said["key"]), int(said["rows"]), int(said["bytes"]), str(said["checksum"]))
+        return Part(
+            str(document["key"]),
+            int(document["rows"]),
+            int(document["bytes"]),
+            str(document["checksum"]),
+        )

@@ -230,9 +230,11 @@ def _side_by_side(
 ) -> tuple[dict[str, _Found], dict[str, BaseException]]:
     """The results of the logs, and the errors of the others."""
     with ThreadPoolExecutor(PUBLISHES_AT_ONCE, thread_name_prefix="onewriter-publish") as pool:
-        asked = {log: pool.submit(one, log) for log in logs}
-    errors = {log: error for log, each in asked.items() if (error := each.exception()) is not None}
-    return {log: each.result() for log, each in asked.items() if log not in errors}, errors
+        futures = {log: pool.submit(one, log) for log in logs}
+    errors = {
+        log: error for log, each in futures.items() if (error := each.exception()) is not None
+    }
+    return {log: each.result() for log, each in futures.items() if log not in errors}, errors
 
 
 def _telling(errors: Mapping[str, BaseException]) -> tuple[str, BaseException]:
@@ -322,8 +324,8 @@ def _partitions(
         body["epoch"] = grant.epoch
     headers = {} if grant is None else grant.headers()
     try:
-        said = connection.ask("POST", path, owner=owner, body=body, headers=headers)
+        answer = connection.ask("POST", path, owner=owner, body=body, headers=headers)
     except Conflict as error:
         raise Conflict(f"{error}. {OVERTAKEN}") from error
     with understood():
-        return int(said["partitions"])
+        return int(answer["partitions"])

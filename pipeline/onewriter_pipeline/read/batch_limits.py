@@ -40,12 +40,12 @@ def is_even(runs: Iterable[Run]) -> bool:
     return all(run.messages == run.entries for run in runs)
 
 
-def behind_entries(runs: Sequence[Run], entries: int) -> Position | None:
+def end_after_entries(runs: Sequence[Run], entries: int) -> Position | None:
     """The position after the first ``entries`` entries of the runs; None: the runs have no more."""
     return limited({"": runs}, entries=entries)[""]
 
 
-def behind_messages(
+def end_after_messages(
     counts: Iterable[EntryCounts], start: Position, messages: int
 ) -> Position | None:
     """The position of the first entry that would exceed the number of messages.

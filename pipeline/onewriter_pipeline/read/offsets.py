@@ -7,6 +7,7 @@ broker's index shows no holes within a ledger, so a span determines exactly whic
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -213,9 +214,14 @@ def tasks_for(weight: int, entries: int, *, cores: int, tasks_min: int, entries_
 
 
 def divided(
-    parts: Sequence[tuple[str, Sequence[Run]]], tasks: int, *, entries_max: int = 0
+    parts: Sequence[tuple[str, Sequence[Run]]],
+    tasks: int,
+    *,
+    entries_max: int = 0,
+    tasks_min: int = 1,
 ) -> list[list[Span]]:
-    """Divide parts of logs among approximately ``tasks`` tasks of similar weight.
+    """Divide parts of logs among approximately ``tasks`` tasks of similar weight, at least ``tasks_min`` if there are
+    enough entries.
 
     The order is kept, within a task and from one task to the next. Each part names its log. Runs of different parts
     are never joined. ``entries_max`` limits the entries of a task; 0: no limit.
@@ -226,7 +232,65 @@ def divided(
         bins.begin(log)
         for run in runs:
             bins.add(run)
-    return bins.closed()
+    return _at_least(bins.closed(), tasks_min)
+
+
+def _at_least(tasks: list[list[Span]], tasks_min: int) -> list[list[Span]]:
+    """Halve the heaviest tasks until there are enough. An entry of several megabytes fills a task, and the small
+    entries share the others.
+    """
+    if len(tasks) >= tasks_min:
+        return tasks
+    heap: list[tuple[int, tuple[int, ...], list[Span]]] = [
+        (-_weight(spans), (place,), spans) for place, spans in enumerate(tasks)
+    ]
+    heapq.heapify(heap)
+    whole: list[tuple[tuple[int, ...], list[Span]]] = []
+    while heap and len(heap) + len(whole) < tasks_min:
+        _, place, spans = heapq.heappop(heap)
+        if sum(span.entries for span in spans) == 1:
+            whole.append((place, spans))
+            continue
+        for number, half in enumerate(_halves(spans)):
+            heapq.heappush(heap, (-_weight(half), (*place, number), half))
+    found = [*whole, *((place, spans) for _, place, spans in heap)]
+    return [spans for _, spans in sorted(found, key=lambda each: each[0])]
+
+
+def _weight(spans: Sequence[Span]) -> int:
+    return sum(run.weight for span in spans for run in span.runs)
+
+
+def _halves(spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
+    """Two tasks of similar weight, each with at least one entry."""
+    runs = [(number, run) for number, span in enumerate(spans) for run in span.runs]
+    target, before = _weight(spans) / 2, 0.0
+    for place, (_, run) in enumerate(runs):
+        if before + run.weight >= target or place == len(runs) - 1:
+            break
+        before += run.weight
+    taken = round((target - before) / max(1.0, run.weight / run.entries))
+    is_first, is_last = place == 0, place == len(runs) - 1
+    taken = min(max(taken, int(is_first)), run.entries - int(is_last))
+    number = runs[place][0]
+    first, second = runs[:place], runs[place + 1 :]
+    if taken == run.entries:
+        first.append((number, run))
+    elif taken == 0:
+        second.insert(0, (number, run))
+    else:
+        head, tail = run.cut(taken)
+        first.append((number, head))
+        second.insert(0, (number, tail))
+    return _spans(spans, first), _spans(spans, second)
+
+
+def _spans(spans: Sequence[Span], runs: Sequence[tuple[int, Run]]) -> list[Span]:
+    """Runs with the numbers of their spans, as spans again."""
+    return [
+        Span(spans[number].log, tuple(run for _, run in group))
+        for number, group in itertools.groupby(runs, lambda each: each[0])
+    ]
 
 
 class _Bins:

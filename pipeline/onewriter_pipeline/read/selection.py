@@ -5,6 +5,7 @@ This module sends requests to brokers; ``offsets`` computes with the answers.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ BEGINNING: Final = Position(0, 1)
 """Before all entries that a log ever had."""
 
 _DOMAIN: Final = "persistent://"
+
+log = logging.getLogger("onewriter")
 
 
 class Kind(Enum):
@@ -125,6 +128,16 @@ def selected(selection: Selection, logs: Iterable[str]) -> list[str]:
             raise NotFound(f"the table has nothing of {name}: it was not offloaded yet")
         found += of_topic
     return list(dict.fromkeys(found))
+
+
+def warn_if_unmatched(selection: Selection, logs: Sequence[str]) -> None:
+    """Log a warning if the pattern of a selection matches no topic, which is not an error."""
+    if selection.pattern and not logs:
+        log.warning(
+            "topicsPattern: no topic matches %r; a pattern has to match a whole name, such as"
+            " public/default/orders",
+            selection.pattern,
+        )
 
 
 def full_positions(positions: Mapping[str, Position]) -> dict[str, Position]:

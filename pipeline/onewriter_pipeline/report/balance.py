@@ -34,8 +34,10 @@ def balance_of(timeline: Iterable[Mapping[str, Any]]) -> Balance:
             continue
         host = host_of(tenure)
         changes.append((tenure["since_ms"], host, 1))
-        if tenure["until_ms"] is not None:
-            changes.append((tenure["until_ms"], host, -1))
+        left_ms = tenure.get("left_ms")
+        until_ms = tenure["until_ms"] if left_ms is None else left_ms
+        if until_ms is not None:
+            changes.append((until_ms, host, -1))
     hosts = sorted({host for _, host, _ in changes})
     now: Counter[str] = Counter()
     times: list[int] = []

@@ -23,7 +23,7 @@ p.lead{color:#5b626d;margin:.2rem 0 1.2rem}
 img{max-width:100%;height:auto;margin:.5rem 0 1rem;border:1px solid #e6e8ec;border-radius:.4rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}
 th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #e6e8ec;vertical-align:top}
-th{color:#5b626d;font-weight:600}td.n{text-align:right;font-variant-numeric:tabular-nums}
+th{color:#5b626d;font-weight:600}.n{text-align:right;font-variant-numeric:tabular-nums}
 </style>
 <h1>$title</h1><p class="lead">$lead</p>
 <p class="verdict $mood">$verdict</p>
@@ -35,13 +35,19 @@ $body
 def table(columns: Sequence[tuple[str, str]], rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows as a table. ``columns``: key and title of each."""
     kept = list(rows)
-    head = "".join(f"<th>{escape(title)}</th>" for _, title in columns)
+    head = "".join(_head(title, [row.get(key) for row in kept]) for key, title in columns)
     lines = [
         "<tr>" + "".join(_cell(row.get(key)) for key, _ in columns) + "</tr>"
         for row in kept[:ROWS_MAX]
     ]
     more = f"<p>and {len(kept) - ROWS_MAX:,} more</p>" if len(kept) > ROWS_MAX else ""
     return f'<div class="scroll"><table><tr>{head}</tr>{"".join(lines)}</table></div>{more}'
+
+
+def _head(title: str, values: Sequence[Any]) -> str:
+    """The title of a column, above its numbers or its texts."""
+    are_numbers = any(isinstance(value, int | float) for value in values)
+    return f'<th class="n">{escape(title)}</th>' if are_numbers else f"<th>{escape(title)}</th>"
 
 
 def _cell(value: Any) -> str:
@@ -63,6 +69,11 @@ def listed(sentences: Sequence[str]) -> str:
     """Sentences as a list."""
     items = "".join(f"<li>{escape(each)}</li>" for each in sentences)
     return f"<ul>{items}</ul>" if items else ""
+
+
+def paragraph(text: str) -> str:
+    """A sentence; empty without text."""
+    return f"<p>{escape(text)}</p>" if text else ""
 
 
 def picture(png: bytes, what: str) -> str:

@@ -35,6 +35,14 @@ SHORTEST_MS: Final = 0.5
 LAST_SHARE: Final = 0.15
 """How long pictures continue after the last change, as a share of the time before it."""
 
+PIXEL_SHARE: Final = 0.001
+"""Minimal share of the picture's width that a tenure takes: about a pixel."""
+
+OUTLINED_TENURES_MAX: Final = 200
+"""Tenures of a topic that are separated by lines; the lines of more would hide them."""
+
+LABEL_CHARACTERS_MAX: Final = 40
+
 BARS_MAX: Final = 20
 """Holders in the picture of their load."""
 
@@ -44,11 +52,16 @@ _COLOURS: Final = (
     *("#3b6fb6", "#e08a2e", "#4a9d5b", "#8a63b8", "#c9587a", "#3fa7ad"),
     *("#9a7b4f", "#6d7f99", "#b3a32c", "#7fb069", "#a05195", "#5c8fd6"),
 )
-_OTHERS: Final = "#b9bec6"
+_OTHERS: Final = ("#b9bec6", "#cdd2d9", "#a3aab5")
+"""Colours of the other names in turn, so that neighbours differ."""
 _NOBODY: Final = "#c8102e"
 _INK: Final = "#2b2f36"
 _WIDTH_INCHES: Final = 10.5
 _DOTS_PER_INCH: Final = 110
+_POINTS: Final = 72
+_LABEL_POINTS: Final = 5.5
+_HANDLE_POINTS: Final = 40
+"""The width of a legend in points: of an inch, a character, and a symbol with its space."""
 _STYLE: Final[Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -99,7 +112,7 @@ def _dated(axes: Axes) -> None:
 def _coloured(names: Sequence[str]) -> dict[str, str]:
     """A colour for each name; those after the first ones share one."""
     return {
-        name: _COLOURS[number] if number < NAMES_MAX else _OTHERS
+        name: _COLOURS[number] if number < NAMES_MAX else _OTHERS[number % len(_OTHERS)]
         for number, name in enumerate(names)
     }
 
@@ -134,15 +147,12 @@ def timeline(tenures: Sequence[Row], now_ms: int) -> bytes:
         colours = _coloured(holders)
         figure, axes = _figure(1.9 + 0.34 * max(2, len(topics)))
         begin = min((row["since_ms"] for row in shown), default=now_ms)
-        wide_ms = max(1, now_ms - begin) * EPOCH_SHARE_MIN
-        for row in led:
-            place = places[row["topic"]]
-            _bar(axes, row, place, colours[row["producer"]], now_ms)
-            if (row["until_ms"] or now_ms) - row["since_ms"] > wide_ms:
-                _epoch(axes, row, place)
-        for row in shown:
-            _gap(axes, row, places[row["topic"]], now_ms)
-        axes.set_yticks(range(len(places)), [_short(topic) for topic in places])
+        span_ms = max(1, now_ms - begin)
+        for topic, place in places.items():
+            rows = [row for row in shown if row["topic"] == topic]
+            _bars(axes, rows, place, colours, now_ms, span_ms)
+        axes.set_xlim(_day(begin - span_ms * 0.01), _day(now_ms))
+        axes.set_yticks(range(len(places)), [_cut(_short(topic)) for topic in places])
         axes.set_ylim(len(places) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         axes.set_title(
@@ -151,45 +161,90 @@ def timeline(tenures: Sequence[Row], now_ms: int) -> bytes:
             )
         )
         _dated(axes)
-        handles = [Patch(color=colours[name], label=name[:24]) for name in holders[:NAMES_MAX]]
+        handles: list[Artist] = [
+            Patch(color=colours[name], label=_cut(name)) for name in holders[:NAMES_MAX]
+        ]
         if len(holders) > NAMES_MAX:
-            handles.append(Patch(color=_OTHERS, label=f"{len(holders) - NAMES_MAX} others"))
-        handles.append(Patch(color=_NOBODY, label="nobody"))
-        figure.legend(handles=handles, loc="outside lower left", ncols=7, fontsize=8.5)
+            handles.append(Patch(color=_OTHERS[0], label=f"{len(holders) - NAMES_MAX} others"))
+        handles.append(Patch(facecolor="white", edgecolor=_NOBODY, hatch="////", label="no writer"))
+        _legend(figure, handles)
         return _png(figure)
 
 
-def _bar(axes: Axes, row: Row, place: int, colour: str, now_ms: int) -> None:
-    start, end = _day(row["since_ms"]), _day(row["until_ms"] or now_ms)
-    axes.barh(
-        place,
-        max(end - start, 0),
-        left=start,
-        height=0.72,
-        color=colour,
-        edgecolor="white",
-        linewidth=0.6,
+def _bars(
+    axes: Axes,
+    rows: Sequence[Row],
+    place: int,
+    colours: Mapping[str, str],
+    now_ms: int,
+    span_ms: int,
+) -> None:
+    """The tenures of a topic, and its periods without a writer. The shortest ones are as wide as a pixel.
+
+    Where many tenures share the row, such periods have their true width, because they would hide the tenures.
+    """
+    least = span_ms * PIXEL_SHARE
+    is_dense = len(rows) > OUTLINED_TENURES_MAX
+    led: list[tuple[float, float]] = []
+    vacant: list[tuple[float, float]] = []
+    painted = []
+    for row in rows:
+        since, end = row["since_ms"], row["until_ms"] or now_ms
+        left = row.get("left_ms")
+        until = end if left is None else min(left, end)
+        if row["producer"]:
+            led.append((_day(since), _day(max(until - since, least)) - _day(0)))
+            painted.append(colours[row["producer"]])
+            digits = len(str(row["epoch"]))
+            if until - since > span_ms * EPOCH_SHARE_MIN * max(1, digits / 3):
+                _epoch(axes, row, place)
+        else:
+            until = since
+        if until < end:
+            wide = end - until if is_dense else max(end - until, least)
+            vacant.append((_day(until), _day(wide) - _day(0)))
+    line = 0 if is_dense else 0.6
+    axes.broken_barh(
+        led, (place - 0.36, 0.72), facecolors=painted, edgecolor="white", linewidth=line
+    )
+    axes.broken_barh(
+        vacant,
+        (place - 0.18, 0.36),
+        facecolor=_NOBODY if is_dense else "white",
+        edgecolor=_NOBODY,
+        hatch=None if is_dense else "////",
+        linewidth=0 if is_dense else 0.8,
+        zorder=3,
     )
 
 
 def _epoch(axes: Axes, row: Row, place: int) -> None:
     axes.text(
-        _day(row["since_ms"]), place, f" {row['epoch']}", va="center", fontsize=7.5, color="white"
+        _day(row["since_ms"]),
+        place,
+        f" {row['epoch']}",
+        va="center",
+        fontsize=7.5,
+        color="white",
+        clip_on=True,
+        zorder=4,
     )
 
 
-def _gap(axes: Axes, row: Row, place: int, now_ms: int) -> None:
-    """Draw a period without a writer: before a grant, or after a fence without a new holder."""
-    since = row["since_ms"]
-    if not row["producer"]:
-        start, end = since, row["until_ms"] or now_ms
-    elif row["leaderless_ms"]:
-        start, end = since - row["leaderless_ms"], since
-    else:
-        return
-    left, right = _day(start), _day(end)
-    axes.plot(
-        [left, right], [place, place], color=_NOBODY, linewidth=3, solid_capstyle="butt", zorder=3
+def _cut(name: str) -> str:
+    """A name that is short enough for a label. Names often differ at their ends, so the middle is left out."""
+    if len(name) <= LABEL_CHARACTERS_MAX:
+        return name
+    tail = LABEL_CHARACTERS_MAX // 2
+    return f"{name[: LABEL_CHARACTERS_MAX - tail - 1]}…{name[-tail:]}"
+
+
+def _legend(figure: Figure, handles: Sequence[Artist]) -> None:
+    """A legend below the picture, in as many columns as its longest label permits."""
+    longest = max((len(str(each.get_label())) for each in handles), default=1)
+    columns = int(_WIDTH_INCHES * _POINTS / (longest * _LABEL_POINTS + _HANDLE_POINTS))
+    figure.legend(
+        handles=list(handles), loc="outside lower left", ncols=max(1, columns), fontsize=8.5
     )
 
 
@@ -228,22 +283,22 @@ def leaderless(tenures: Sequence[Row]) -> bytes:
             linewidth=0.4,
         )
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _milliseconds(value)))
+        decades = 10.0 ** np.arange(1, int(np.ceil(np.log10(every.max()))) + 1)
+        axes.set_xticks([SHORTEST_MS, *decades[decades <= every.max() * 1.1]])
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: "< 1 ms" if value < 1 else _milliseconds(value))
+        )
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("from the end of one writer until the next may write")
         for share, style in ((50, "-"), (99, "--")):
             value = float(np.percentile(exact, share))
-            place = max(value, SHORTEST_MS)
-            axes.axvline(place, color=_INK, linestyle=style, linewidth=1)
-            axes.annotate(
-                f" p{share} {_milliseconds(value)}",
-                (place, 1),
-                xycoords=("data", "axes fraction"),
-                va="top" if share == 50 else "bottom",
-                fontsize=8.5,
+            label = f"p{share} of all: {_milliseconds(value)}"
+            axes.axvline(
+                max(value, SHORTEST_MS), color=_INK, linestyle=style, linewidth=1, label=label
             )
-        figure.legend(loc="outside lower left", ncols=2, fontsize=8.5)
+        handles, _ = axes.get_legend_handles_labels()
+        _legend(figure, [each[0] if isinstance(each, tuple) else each for each in handles])
         return _png(figure)
 
 
@@ -276,7 +331,7 @@ def load(holders: Sequence[Row]) -> bytes:
         for place, row in enumerate(shown):
             text = f"  {row['messages']:,} messages, {row['epochs'] or 'no'} epochs"
             axes.text(sizes[place], place, text, va="center", fontsize=8.5, color=_INK)
-        axes.set_yticks(range(len(shown)), [str(row["producer"])[:40] for row in shown])
+        axes.set_yticks(range(len(shown)), [_cut(str(row["producer"])) for row in shown])
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.set_xlim(0, max(sizes) * 1.32 or 1)
         axes.set_xlabel("MiB, as stored")
@@ -307,22 +362,23 @@ def balance(led: Balance, now_ms: int) -> bytes:
         axes.set_ylabel("topics")
         _dated(axes)
         handles: list[Artist] = [
-            Patch(color=colours[name], label=name[:28]) for name in hosts[:NAMES_MAX]
+            Patch(color=colours[name], label=_cut(name)) for name in hosts[:NAMES_MAX]
         ]
         if len(hosts) > NAMES_MAX:
-            handles.append(Patch(color=_OTHERS, label=f"{len(hosts) - NAMES_MAX} others"))
+            handles.append(Patch(color=_OTHERS[0], label=f"{len(hosts) - NAMES_MAX} others"))
         handles.append(Line2D([], [], color=_INK, label="most less fewest"))
-        figure.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=8.5)
+        _legend(figure, handles)
         return _png(figure)
 
 
 def shown_until(tenures: Sequence[Row], now_ms: int) -> int:
     """Where pictures over time end: now, or a little after the last change."""
-    begins = [int(row["since_ms"]) for row in tenures]
-    if not begins or min(begins) == max(begins):
+    changes = [int(row["since_ms"]) for row in tenures]
+    changes += [int(row["left_ms"]) for row in tenures if row.get("left_ms") is not None]
+    if not changes or min(changes) == max(changes):
         return now_ms
-    behind = round((max(begins) - min(begins)) * LAST_SHARE)
-    return min(now_ms, max(begins) + behind)
+    behind = round((max(changes) - min(changes)) * LAST_SHARE)
+    return min(now_ms, max(changes) + behind)
 
 
 def pictures(

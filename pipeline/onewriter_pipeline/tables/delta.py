@@ -20,7 +20,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from onewriter_pipeline.errors import Overtaken, TableError
 from onewriter_pipeline.schema import PUBLISH_TIME
-from onewriter_pipeline.tables.files import BOUNDED, Place, line, made_folder, synced
+from onewriter_pipeline.tables.files import BOUNDED, Place, line, made_folder, reveal, synced
 from onewriter_pipeline.tables.layout import (
     DATE_PARTITION,
     TABLE_VERSION,
@@ -97,6 +97,10 @@ class DeltaLog:
 
     # ------------------------------------------------------------ reading
 
+    def identity(self) -> str:
+        """See Table."""
+        return str(self._delta.metadata().id)
+
     def state(self) -> State:
         """See Table. Includes commits of other processes."""
         return self._newest(self._state)
@@ -112,11 +116,11 @@ class DeltaLog:
     def _newest(self, what: Callable[[], T]) -> T:
         """A result from the newest commit. All of it is from the same commit."""
 
-        def asked() -> T:
+        def attempt() -> T:
             self._delta.update_incremental()
             return what()
 
-        return guarded(self.place, asked)
+        return guarded(self.place, attempt)
 
     def _state(self) -> State:
         batch = self._delta.transaction_version(APPLICATION)
@@ -157,8 +161,8 @@ class DeltaLog:
         for commits in self._history():
             for commit in commits:
                 if COVERAGE in commit:
-                    said = _object(commit[COVERAGE])
-                    found[said["batch"]] = said["ranges"]
+                    coverage = _object(commit[COVERAGE])
+                    found[coverage["batch"]] = coverage["ranges"]
             if min(found, default=newest) <= (-1 if batch is None else batch):
                 break
         return iter(sorted(each for each in found.items() if batch is None or each[0] > batch))
@@ -197,6 +201,7 @@ class DeltaLog:
             max_commit_retries=ATTEMPTS_MAX,
             app_transactions=[Transaction(APPLICATION, state.next_batch)],
         )
+        reveal(self.place, files)
         actions: list[AddAction | RemoveAction] = [action(file) for file in files]
         guarded(
             self.place,
@@ -215,14 +220,14 @@ class DeltaLog:
 
     def optimize(self, target_bytes: int) -> tuple[int, int]:
         """See Table."""
-        said: dict[str, Any] = guarded(
+        metrics: dict[str, Any] = guarded(
             self.place,
             lambda: self._delta.optimize.compact(
                 target_size=target_bytes, commit_properties=self._again()
             ),
         )
         synced(self.place, "_delta_log")
-        return int(said["numFilesAdded"]), int(said["numFilesRemoved"])
+        return int(metrics["numFilesAdded"]), int(metrics["numFilesRemoved"])
 
     def expire(self, before: date) -> int:
         """See Table."""
@@ -237,8 +242,10 @@ class DeltaLog:
     def _again(self) -> CommitProperties:
         """The metadata of a commit that adds no messages: the offsets of the previous commit."""
         state = self.state()
-        said = {} if state.batch is None else {OFFSETS: json.dumps(state.offsets, sort_keys=True)}
-        return CommitProperties(custom_metadata=said, max_commit_retries=ATTEMPTS_MAX)
+        metadata = (
+            {} if state.batch is None else {OFFSETS: json.dumps(state.offsets, sort_keys=True)}
+        )
+        return CommitProperties(custom_metadata=metadata, max_commit_retries=ATTEMPTS_MAX)
 
 
 def _created(place: Place, layout: Layout) -> DeltaTable:
@@ -293,8 +300,8 @@ def _utc(seconds: int) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def _object(said: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(said) if isinstance(said, str) else dict(said)
+def _object(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(value) if isinstance(value, str) else dict(value)
     return found
 
 

@@ -17,8 +17,8 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
-from onewriter_pipeline.binaries import Signed, Unsigned
-from onewriter_pipeline.decode.words import PADDING, words_of
+from onewriter_pipeline.binaries import PADDING, Signed, Unsigned
+from onewriter_pipeline.decode.words import words_of
 
 WORDS_BYTES_MAX: Final = 256
 """Longer values are hashed with CRC-32C, which costs a call for each value; shorter ones word by word, which costs

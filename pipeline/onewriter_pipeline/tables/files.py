@@ -1,7 +1,8 @@
 """Files of tables: their places, and how tasks write messages to them on any machine.
 
 A task writes Parquet files with unique names, and reports them. They count only after a commit. On local disks,
-files are synced before they are reported.
+files are synced before they are reported, and have hidden names until the commit, so that readers that know no
+commits do not see what a killed job left. An object store shows only complete files.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from onewriter_pipeline.tables.layout import (
     TOPIC_PARTITION,
     TableFile,
     folder_of,
+    hidden_path,
     is_of_run,
     new_path,
 )
@@ -130,7 +132,7 @@ def synced_file(path: Path) -> None:
 
 
 class FileWriter:
-    """Writes one Parquet file. Readers use it only after it is closed and committed."""
+    """Writes one Parquet file. Readers use it only after it is closed and committed, and do not see it before."""
 
     def __init__(
         self, place: Place, partition: Mapping[str, str], schema: pa.Schema, run: str = ""
@@ -138,10 +140,11 @@ class FileWriter:
         self._place = place
         self._partition = dict(partition)
         self._path = new_path(partition, run)
+        self._written_path = hidden_path(self._path) if place.is_local else self._path
         self._files = place.files()
         if place.is_local:
             self._files.create_dir(self._path.rpartition("/")[0] or ".", recursive=True)
-        self._sink = self._files.open_output_stream(self._path)
+        self._sink = self._files.open_output_stream(self._written_path)
         self._writer = pq.ParquetWriter(
             self._sink,
             schema,
@@ -160,7 +163,7 @@ class FileWriter:
     @property
     def bytes(self) -> int:
         """The size of the file so far."""
-        return int(self._sink.report())
+        return int(self._sink.tell())
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
@@ -198,10 +201,10 @@ class FileWriter:
         self._flush()
         self._writer.close()
         self._sink.close()
-        found = self._files.get_file_info(self._path)
+        found = self._files.get_file_info(self._written_path)
         if self._place.is_local:
             root = Path(self._place.location)
-            path = root / self._path
+            path = root / self._written_path
             while path != root:
                 synced_file(path)
                 path = path.parent
@@ -216,7 +219,7 @@ class FileWriter:
             self._writer.close()
             self._sink.close()
         with contextlib.suppress(OSError, pa.ArrowException):
-            self._files.delete_file(self._path)
+            self._files.delete_file(self._written_path)
 
 
 def opened_parquet(
@@ -269,10 +272,37 @@ def files_of(
     return sorted(found, key=_order)
 
 
+def reveal(place: Place, files: Iterable[TableFile]) -> None:
+    """Give files their names, immediately before their commit. May be repeated. Raises TableError."""
+    if not place.is_local:
+        return
+    root, folders = Path(place.location), set()
+    with table_errors(place):
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):  # it has its name
+                (root / hidden_path(file.path)).rename(root / file.path)
+                folders.add((root / file.path).parent)
+        for folder in folders:
+            synced_file(folder)
+
+
+def hidden(place: Place, before_seconds: float) -> list[str]:
+    """The hidden files that were written before a time, in seconds since 1970: of killed jobs. For local places."""
+    if not place.is_local:
+        return []
+    root = Path(place.location)
+    return [
+        str(path.relative_to(root))
+        for path in root.rglob(".onewriter-*.part")
+        if path.stat().st_mtime < before_seconds
+    ]
+
+
 def check_there(place: Place, files: Sequence[TableFile]) -> None:
     """Raise TableError if files that tasks wrote are not visible here, or differ."""
     if not files:
         return
+    reveal(place, files)
     with table_errors(place):
         found = place.files().get_file_info([file.path for file in files])
     for file, info in zip(files, found, strict=True):
@@ -286,8 +316,9 @@ def check_there(place: Place, files: Sequence[TableFile]) -> None:
 def discard(place: Place, files: Iterable[TableFile]) -> None:
     """Remove files that were not committed. ``vacuum`` removes the rest later."""
     for file in files:
-        with contextlib.suppress(OSError, pa.ArrowException):
-            place.files().delete_file(file.path)
+        for path in (file.path, *([hidden_path(file.path)] if place.is_local else [])):
+            with contextlib.suppress(OSError, pa.ArrowException):
+                place.files().delete_file(path)
 
 
 def discard_run(place: Place, run: str, folders: Iterable[str]) -> None:
@@ -312,19 +343,19 @@ def table_errors(place: Place) -> Iterator[None]:
 
 def line(error: Exception) -> str:
     """An error as one short line: what failed, and why, from the chain of errors of delta-rs."""
-    said = _COLOURS.sub("", str(error)).strip()
-    if not said:
+    text = _COLOURS.sub("", str(error)).strip()
+    if not text:
         return type(error).__name__
-    links = [_link(each) for each in said.removeprefix("Kernel error -> ").split(_LINK)]
+    links = [_link(each) for each in text.removeprefix("Kernel error -> ").split(_LINK)]
     if len(links) == 1:
-        return said.splitlines()[0][:ERROR_CHARACTERS_MAX]
+        return text.splitlines()[0][:ERROR_CHARACTERS_MAX]
     return ": ".join(dict.fromkeys((links[0], *links[-2:])))[:ERROR_CHARACTERS_MAX]
 
 
-def _link(said: str) -> str:
+def _link(text: str) -> str:
     """One link of such a chain. For an answer of an object store, its code and its message."""
-    answer = _ANSWER.search(said)
-    return ": ".join(answer.groups()) if answer else " ".join(said.split())
+    answer = _ANSWER.search(text)
+    return ": ".join(answer.groups()) if answer else " ".join(text.split())
 
 
 def write_rows(place: Place, schema: pa.Schema, rows: Sequence[Mapping[str, object]]) -> TableFile:

@@ -33,7 +33,9 @@ RUN_DIGITS: Final = 16
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _OLDEST: Final = "oldest"
 _NEWEST: Final = "newest"
-_FILE: Final = re.compile(r"onewriter-[0-9a-f]{32}\.parquet")
+_FILE: Final = re.compile(
+    r"onewriter-[0-9a-f]{32}\.parquet|\.onewriter-[0-9a-f]{32}\.parquet\.part"
+)
 _DELTA_FILE: Final = re.compile(r"part-\d{5}-[0-9a-f-]{36}(-c\d{3})?(\.\w+)?\.parquet")
 
 
@@ -163,10 +165,10 @@ class SegmentRow:
     batch: int
 
     @classmethod
-    def of_list(cls, said: Sequence[Any], batch: int) -> SegmentRow:
+    def of_list(cls, columns: Sequence[Any], batch: int) -> SegmentRow:
         """A row from commit ``batch`` of ``messages``."""
         names = (each.name for each in fields(cls))
-        values = dict(zip(names, [*said, batch], strict=True))
+        values = dict(zip(names, [*columns, batch], strict=True))
         if values["publishes"] is not None:
             values["publishes"] = tuple(PublishRun(**each) for each in values["publishes"])
         return cls(**values)
@@ -175,13 +177,13 @@ class SegmentRow:
     def of_row(cls, row: Mapping[str, Any]) -> SegmentRow:
         """A row from the table's files."""
         times = {name: _milliseconds(row[name]) for name in (_OLDEST, _NEWEST)}
-        *said, batch = (times.get(name, row[name]) for name in SEGMENTS.columns.names)
-        return cls.of_list(said, batch)
+        *values, batch = (times.get(name, row[name]) for name in SEGMENTS.columns.names)
+        return cls.of_list(values, batch)
 
     def as_list(self) -> list[Any]:
         """The row in a commit of ``messages``, as JSON, without ``batch``."""
-        *said, _ = asdict(self).values()
-        return said
+        *values, _ = asdict(self).values()
+        return values
 
     def as_row(self) -> dict[str, Any]:
         """The row in the table's files."""
@@ -230,9 +232,15 @@ def new_path(partition: Mapping[str, str], run: str = "") -> str:
     return "/".join([*folders, f"onewriter-{number}.parquet"])
 
 
+def hidden_path(path: str) -> str:
+    """The path of a file until it is committed: readers of a folder pass over names that begin with a dot."""
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}.{name}.part"
+
+
 def is_of_run(path: str, run: str) -> bool:
     """Whether the path belongs to a file of that run."""
-    return path.rsplit("/", 1)[-1].startswith(f"onewriter-{run}")
+    return path.rsplit("/", 1)[-1].removeprefix(".").startswith(f"onewriter-{run}")
 
 
 def is_ours(path: str) -> bool:

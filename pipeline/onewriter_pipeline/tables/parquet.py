@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 from urllib.parse import quote
 
 from onewriter_pipeline.errors import Invalid, Overtaken, TableError
-from onewriter_pipeline.tables.files import Place, made_folder, synced_file
+from onewriter_pipeline.tables.files import Place, made_folder, reveal, synced_file
 from onewriter_pipeline.tables.layout import TABLE_VERSION, Layout, TableFile, check_version
 from onewriter_pipeline.tables.table import State
 
@@ -54,6 +54,11 @@ class ParquetLog:
         return log
 
     # ------------------------------------------------------------ reading
+
+    def identity(self) -> str:
+        """See Table. It is the unique name of the first file that was ever committed."""
+        first = next(iter(self._files(self._numbers()[:1])), None)
+        return "" if first is None else Path(first.path).stem
 
     def state(self) -> State:
         """See Table."""
@@ -128,6 +133,7 @@ class ParquetLog:
         """See Table. Offsets are stored with files, so a commit without files does nothing."""
         if not files:
             return state
+        reveal(self.place, files)
         number = state.next_batch
         lines = [self._line(file, number) for file in files]
         lines[0]["onewriterCommit"] = {"offsets": dict(offsets), "coverage": coverage}
@@ -189,7 +195,9 @@ def _name(number: int) -> str:
 
 
 def _file(line: Mapping[str, Any]) -> TableFile:
-    said = line["onewriterFile"]
-    bounds = {name: (low, high) for name, (low, high) in said["bounds"].items()}
+    document = line["onewriterFile"]
+    bounds = {name: (low, high) for name, (low, high) in document["bounds"].items()}
     modified = line["modificationTime"]
-    return TableFile(said["path"], line["size"], said["rows"], said["partition"], bounds, modified)
+    return TableFile(
+        document["path"], line["size"], document["rows"], document["partition"], bounds, modified
+    )

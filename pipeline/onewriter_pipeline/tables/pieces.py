@@ -73,7 +73,7 @@ def read_piece(
         raise Invalid(f"tables do not have the column {unknown[0]!r}")
     wanted = list(dict.fromkeys([*columns, LEDGER, ENTRY, EPOCH]))
     for batch in _batches(place, piece.path, wanted, piece):
-        keep = _within(batch, piece)
+        keep = _within(batch.column(LEDGER).to_numpy(), batch.column(ENTRY).to_numpy(), piece)
         if epochs is not None:
             keep &= _of_epochs(batch, epochs)
         if not keep.any():
@@ -110,18 +110,34 @@ def _counts(ledger: int, entry: int, messages: int) -> EntryCounts:
 
 
 def _batches(
-    place: Place, path: str, columns: Sequence[str], committed: Piece | None = None
+    place: Place, path: str, columns: Sequence[str], piece: Piece | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file in the order of the log. Compaction keeps that order only within each file that it joined."""
+    """The rows of a file in the order of the log; with ``piece``, only row groups that have rows of it.
+
+    Compaction keeps that order only within each file that it joined. What has to be read follows from the positions
+    of all rows, because nothing compares the statistics of a file with its rows.
+    """
     with opened(place, path) as parquet:
-        if committed is not None:
-            _check_committed(place, parquet, committed)
-        row_ranges = _row_ranges(parquet)
+        if piece is not None:
+            _check_committed(place, parquet, piece)
+        positions = parquet.read(columns=[LEDGER, ENTRY])
+        ledger, entry = positions.column(LEDGER).to_numpy(), positions.column(ENTRY).to_numpy()
+        wanted = np.ones(len(ledger), np.bool_)
+        if piece is not None:
+            wanted = _within(ledger, entry, piece)
+        row_ranges = _row_ranges(ledger, entry)
         if len(row_ranges) == 1:
-            yield from parquet.iter_batches(rows_at_once(parquet.metadata), columns=list(columns))
+            groups = [
+                number
+                for number, (start, end) in enumerate(_group_ranges(parquet.metadata))
+                if wanted[start:end].any()
+            ]
+            rows = rows_at_once(parquet.metadata)
+            yield from parquet.iter_batches(rows, row_groups=groups, columns=list(columns))
             return
         for start, end in row_ranges:
-            yield from _rows_between(parquet, start, end, list(columns))
+            if wanted[start:end].any():
+                yield from _rows_between(parquet, start, end, list(columns))
 
 
 @contextlib.contextmanager
@@ -150,33 +166,36 @@ def _check_committed(place: Place, parquet: pq.ParquetFile, piece: Piece) -> Non
     )
 
 
-def _row_ranges(parquet: pq.ParquetFile) -> list[tuple[int, int]]:
+def _row_ranges(ledger: NDArray[np.int64], entry: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Ranges of rows that are in the order of the log, in that order themselves."""
-    positions = parquet.read(columns=[LEDGER, ENTRY])
-    ledger, entry = positions.column(LEDGER).to_numpy(), positions.column(ENTRY).to_numpy()
     back = (np.diff(ledger) < 0) | ((np.diff(ledger) == 0) & (np.diff(entry) < 0))
     edges = [0, *(np.flatnonzero(back) + 1).tolist(), len(ledger)]
     return sorted(itertools.pairwise(edges), key=lambda each: (ledger[each[0]], entry[each[0]]))
+
+
+def _group_ranges(metadata: pq.FileMetaData) -> list[tuple[int, int]]:
+    """The ranges of rows of a file's row groups."""
+    sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    return list(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
 
 
 def _rows_between(
     parquet: pq.ParquetFile, start: int, end: int, columns: list[str]
 ) -> Iterator[pa.RecordBatch]:
     """Rows of a file, by their numbers."""
-    at, rows = 0, rows_at_once(parquet.metadata)
-    for number in range(parquet.num_row_groups):
-        end_of_group = at + parquet.metadata.row_group(number).num_rows
-        if at < end and end_of_group > start:
-            for batch in parquet.iter_batches(rows, row_groups=[number], columns=columns):
-                low, high = max(start - at, 0), min(end - at, batch.num_rows)
-                if low < high:
-                    yield batch.slice(low, high - low)
-                at += batch.num_rows
-        at = end_of_group
+    rows = rows_at_once(parquet.metadata)
+    for number, (at, end_of_group) in enumerate(_group_ranges(parquet.metadata)):
+        if at >= end or end_of_group <= start:
+            continue
+        for batch in parquet.iter_batches(rows, row_groups=[number], columns=columns):
+            low, high = max(start - at, 0), min(end - at, batch.num_rows)
+            if low < high:
+                yield batch.slice(low, high - low)
+            at += batch.num_rows  # noqa: PLW2901 - the number of the next batch's first row
 
 
-def _within(batch: pa.RecordBatch, piece: Piece) -> NDArray[np.bool_]:
-    ledger, entry = batch.column(LEDGER).to_numpy(), batch.column(ENTRY).to_numpy()
+def _within(ledger: NDArray[np.int64], entry: NDArray[np.int64], piece: Piece) -> NDArray[np.bool_]:
+    """Which rows are of a piece, by their positions."""
     begun: NDArray[np.bool_] = (ledger > piece.start.ledger) | (
         (ledger == piece.start.ledger) & (entry >= piece.start.entry)
     )

@@ -61,8 +61,8 @@ def read_back(
             altered.append(Altered(log, file.path, "is gone"))
             continue
         if info.size != file.size:
-            said = f"has {info.size} bytes, and had {file.size} when it was committed"
-            altered.append(Altered(log, file.path, said))
+            message = f"has {info.size} bytes, and had {file.size} when it was committed"
+            altered.append(Altered(log, file.path, message))
         what = _read_file(table, file, wanted, found)
         altered += [Altered(log, file.path, what)] if what else []
     return found, altered

@@ -34,6 +34,9 @@ class Table(Protocol):
     place: Place
     layout: Layout
 
+    def identity(self) -> str:
+        """The id of the table, which its copies share; empty: it has none before its first commit."""
+
     def state(self) -> State:
         """The state now. Raises TableError."""
 

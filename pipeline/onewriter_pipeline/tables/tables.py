@@ -4,6 +4,7 @@ lists foreign files, and deletes files that no table uses.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -13,7 +14,13 @@ import pyarrow.parquet as pq
 from onewriter_pipeline.errors import Invalid, Overtaken, TableError
 from onewriter_pipeline.schema import DELTA, FORMATS, PARQUET
 from onewriter_pipeline.tables.delta import DeltaLog
-from onewriter_pipeline.tables.files import discard, place_of, table_errors, write_rows
+from onewriter_pipeline.tables.files import (
+    discard,
+    hidden,
+    place_of,
+    table_errors,
+    write_rows,
+)
 from onewriter_pipeline.tables.layout import (
     LAYOUTS,
     MESSAGES,
@@ -29,6 +36,7 @@ FOREIGN_SHOWN: Final = 20
 """Foreign files that are listed."""
 
 _BATCH: Final = "batch"
+_HOUR_SECONDS: Final = 3600
 _OPEN: Final[dict[str, Callable[..., Table | None]]] = {
     DELTA: DeltaLog.opened,
     PARQUET: ParquetLog.opened,
@@ -78,8 +86,8 @@ class Tables:
         rows, newest = _rows_behind(messages, _batch_of(state.offsets))
         if newest is None:
             return 0
-        said = [row.as_row() for row in rows]
-        files = [write_rows(segments.place, SEGMENTS.columns, said)] if rows else []
+        row_values = [row.as_row() for row in rows]
+        files = [write_rows(segments.place, SEGMENTS.columns, row_values)] if rows else []
         try:
             segments.commit(state, files, {_BATCH: str(newest)})
         except Overtaken:
@@ -127,11 +135,12 @@ class Tables:
     def orphans(self, hours: int) -> list[str]:
         """Our files that no commit of the last hours uses: from killed jobs, and from compaction."""
         tables = [(layout, self.opened(layout)) for layout in LAYOUTS]
+        before = time.time_ns() / 1e9 - hours * _HOUR_SECONDS
         return sorted(
             f"{layout.name}/{path}"
             for layout, table in tables
             if table is not None
-            for path in table.unused(hours)
+            for path in {*table.unused(hours), *hidden(table.place, before)}
             if is_ours(path)
         )
 
@@ -171,5 +180,5 @@ def _rows_behind(messages: Table, batch: int | None) -> tuple[list[SegmentRow], 
                 f" {expected}; what was offloaded since is not known"
             )
         expected += 1
-        rows += [SegmentRow.of_list(said, newest) for said in ranges]
+        rows += [SegmentRow.of_list(values, newest) for values in ranges]
     return rows, newest

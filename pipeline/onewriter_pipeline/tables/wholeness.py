@@ -123,8 +123,8 @@ def check_rows(
     those of ``check_whole``.
 
     Retention drops the folders of whole days, which may be in the middle of a log: if the clock of a broker that took
-    over at midnight was slow, rows of the former day follow rows of the next day. Rows are counted only if the total number shows that some are
-    missing. Raises TableError.
+    over at midnight was slow, rows of the former day follow rows of the next day. Rows are counted only if the total
+    number shows that some are missing. Raises TableError.
     """
     there = [row for row in rows if row.rows and kept is not None and _end(row) > kept]
     if sum(row.rows for row in there) == sum(file.rows for file in files):

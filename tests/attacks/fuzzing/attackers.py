@@ -155,25 +155,25 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--epoch", type=int, default=1)
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--answer-seconds", type=float, default=ANSWER_SECONDS)
-    asked = parser.parse_args(arguments)
-    address = (asked.host, asked.port)
-    if asked.kind == "wire":
-        sent = asyncio.run(attack_wire(address, asked.seed, asked.number, token=asked.token))
+    request = parser.parse_args(arguments)
+    address = (request.host, request.port)
+    if request.kind == "wire":
+        sent = asyncio.run(attack_wire(address, request.seed, request.number, token=request.token))
     else:
         context = None
-        if asked.tls:
+        if request.tls:
             context = ssl.create_default_context()
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        shown = Shown(asked.token, asked.registration, asked.epoch)
-        routes = [(method, path) for method, path in json.loads(asked.routes.read_text())]
+        shown = Shown(request.token, request.registration, request.epoch)
+        routes = [(method, path) for method, path in json.loads(request.routes.read_text())]
         attack = attack_http(
             address,
-            asked.seed,
-            asked.number,
+            request.seed,
+            request.number,
             routes,
             shown=shown,
             ssl_context=context,
-            answer_seconds=asked.answer_seconds,
+            answer_seconds=request.answer_seconds,
         )
         sent = asyncio.run(attack)
     print(json.dumps({"connections": sent.connections, "pieces": sent.pieces}))

@@ -5,12 +5,13 @@
 Two brokers run, each with a Valkey of its own; they ask for tokens, and topics are declared. A bystander publishes to
 the first one, a message each 20 ms. The campaign has ``ROUNDS`` rounds. Each begins with a control run, in which the
 attackers attack the second broker; then they attack the first one. The machine is as busy in both, so the ratio of the
-bystander's latencies is what the attack itself costs. Attackers have a token and hold topics of their own; one of them stages and publishes rows with the registration of its
-topic. Afterwards an administrator's token attacks the broker's HTTP, and sidecar and webhook are attacked.
+bystander's latencies is what the attack itself costs. Attackers have a token and hold topics of their own; one of them
+stages and publishes rows with the registration of its topic. Afterwards an administrator's token attacks the broker's
+HTTP, and sidecar and webhook are attacked.
 
 The run fails if a process was killed or restarted, wrote a traceback, or held more than ``MEMORY_RATIO_MAX`` of its
-idle memory (measured after a few requests, which load code and fill pools), if the bystander lost a message or its p99 rose above ``LATENCY_RATIO_MAX`` of the control run, or if
-no hostile publish was in order.
+idle memory (measured after a few requests, which load code and fill pools), if the bystander lost a message or its p99
+rose above ``LATENCY_RATIO_MAX`` of the control run, or if no hostile publish was in order.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from tests.attacks.guarded import ADMINISTRATOR, SECRET, token_of
 from tests.integration.http_calls import OWN, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, RawClient
 
-from onewriter_broker.testing.ports import free_ports
-from onewriter_broker.testing.processes import LocalBrokers, running_brokers
+from onewriter_testing.ports import free_ports
+from onewriter_testing.processes import LocalBrokers, running_brokers
 
 MEMORY_RATIO_MAX = 1.5
 LATENCY_RATIO_MAX = 2.0
@@ -216,7 +217,7 @@ def attackers_of(
     """The attackers of one broker: of the wire protocol, of all of HTTP, of staging alone."""
     host, port = broker.address()
     http_port = broker.http_url.rpartition(":")[2]
-    seed, stranger = amount.seed, ("--token", token_of("fuzzer"))
+    seed, unauthorized = amount.seed, ("--token", token_of("fuzzer"))
     staging = amount.requests // STAGING_SHARE
     shown = (
         *("--token", token_of(holder.subject), "--registration", holder.registration),
@@ -227,13 +228,13 @@ def attackers_of(
         *(
             (
                 *("wire", host, str(port), str(seed + number)),
-                *(str(amount.frames // WIRE_SHARE), *stranger),
+                *(str(amount.frames // WIRE_SHARE), *unauthorized),
             )
             for number in range(WIRE_SHARE)
         ),
         (
             *("http", host, http_port, str(seed), str(amount.requests - staging)),
-            *("--routes", str(folder / "broker.json"), *stranger),
+            *("--routes", str(folder / "broker.json"), *unauthorized),
         ),
         (
             *("http", host, http_port, str(seed), str(staging)),

@@ -13,8 +13,8 @@ from onewriter.sidecar.http import HttpServer
 from onewriter.sidecar.map_http import MapRoutes
 from onewriter.sidecar.ownerships import OwnershipRoutes
 from onewriter.sidecar.settings import Settings
-from onewriter_broker.testing.in_process import in_process_broker
 from onewriter_operator.webhook import Webhook
+from onewriter_testing.in_process import in_process_broker
 
 Route = tuple[str, str]
 
@@ -43,9 +43,11 @@ def sidecar() -> tuple[Route, ...]:
     """Every route of a sidecar."""
     candidate: Any = MagicMock()
     candidate.settings = Settings(topic="t")
-    owning = OwnershipRoutes(MagicMock(), MagicMock(), MagicMock())
+    owning = OwnershipRoutes(MagicMock(), MagicMock(), MagicMock(), MagicMock())
     sharing = MapRoutes(candidate.settings, MagicMock(), MagicMock(), MagicMock())
-    server = HttpServer(candidate, MagicMock(), [owning.add_routes, sharing.add_routes])
+    server = HttpServer(
+        candidate, MagicMock(), MagicMock(), [owning.add_routes, sharing.add_routes]
+    )
     return (*listed(server._api()[1]), *UNKNOWN)
 
 

@@ -1,4 +1,4 @@
-// kstatus reads objects as JSON, one a line, and prints what the kstatus library makes of each.
+// kstatus reads objects as JSON, one per line, and prints the status that the kstatus library computes for each.
 package main
 
 import (

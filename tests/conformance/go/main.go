@@ -1,10 +1,14 @@
-// Command go-client shows what the stock Go client does with tokens, TLS and authorization, and its default settings.
+// Command go-client checks tokens, TLS and authorization with the stock Go client and its default settings.
 //
 // Arguments: SERVICE_URL CA_FILE TOPIC WRITER_TOKEN READER_TOKEN STRANGER_TOKEN RENEWED_FILE SECONDS. It prints a line
 // for each case, "ok NAME" or "FAIL NAME why"; exit code 1 when one failed. ClientSecured.java does the same in Java.
+//
+// With the arguments "write SERVICE_URL TOPIC" it writes each line of the standard input to the topic as its exclusive
+// producer, and prints "sent LINE" after its receipt, like LineWriter.java.
 package main
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -31,23 +35,29 @@ type order struct {
 
 type site struct {
 	url, authorities, topic          string
-	writer, reader, stranger, anyone pulsar.Authentication
+	writer, reader, unauthorized, anyone pulsar.Authentication
 	seconds                          int
 }
 
 func main() {
 	words := os.Args[1:]
+	if words[0] == "write" {
+		if err := writeLines(words[1], words[2]); err != nil {
+			panic(err)
+		}
+		return
+	}
 	seconds, err := strconv.Atoi(words[7])
 	if err != nil {
 		panic(err)
 	}
 	here := site{
 		url: words[0], authorities: words[1], topic: words[2],
-		writer:   pulsar.NewAuthenticationToken(words[3]),
-		reader:   pulsar.NewAuthenticationToken(words[4]),
-		stranger: pulsar.NewAuthenticationToken(words[5]),
-		anyone:   pulsar.NewAuthenticationTokenFromFile(words[6]),
-		seconds:  seconds,
+		writer:       pulsar.NewAuthenticationToken(words[3]),
+		reader:       pulsar.NewAuthenticationToken(words[4]),
+		unauthorized: pulsar.NewAuthenticationToken(words[5]),
+		anyone:       pulsar.NewAuthenticationTokenFromFile(words[6]),
+		seconds:      seconds,
 	}
 	cases := []struct {
 		name string
@@ -72,6 +82,29 @@ func main() {
 	if failed {
 		os.Exit(1)
 	}
+}
+
+func writeLines(url, topic string) error {
+	client, err := site{url: url}.connect(nil)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	producer, err := client.CreateProducer(pulsar.ProducerOptions{
+		Topic: topic, ProducerAccessMode: pulsar.ProducerAccessModeExclusive, SendTimeout: -1,
+	})
+	if err != nil {
+		return err
+	}
+	defer producer.Close()
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		if _, err := producer.Send(context.Background(), &pulsar.ProducerMessage{Payload: lines.Bytes()}); err != nil {
+			return err
+		}
+		fmt.Printf("sent %s\n", lines.Text())
+	}
+	return lines.Err()
 }
 
 func (s site) connect(who pulsar.Authentication) (pulsar.Client, error) {
@@ -184,7 +217,7 @@ func (s site) readerAndSeek() error {
 		if string(message.Payload()) != strconv.Itoa(round) {
 			return fmt.Errorf("round %d: read %s", round, message.Payload())
 		}
-		// The client takes no EarliestMessageID here.
+		// This client does not accept EarliestMessageID here.
 		if err := reader.Seek(message.ID()); err != nil {
 			return fmt.Errorf("seek of the reader: %w", err)
 		}
@@ -263,7 +296,7 @@ func (s site) schemas() error {
 	return nil
 }
 
-// renewed publishes for longer than any of its tokens lives, as one holder.
+// renewed publishes as one holder for longer than the lifetime of each token.
 func (s site) renewed() error {
 	client, err := s.connect(s.anyone)
 	if err != nil {
@@ -295,7 +328,7 @@ func (s site) renewed() error {
 }
 
 func (s site) refusals() error {
-	if err := s.refused("a stranger", s.stranger, true); err != nil {
+	if err := s.refused("an unauthorized client", s.unauthorized, true); err != nil {
 		return err
 	}
 	return s.refused("a reader", s.reader, false)

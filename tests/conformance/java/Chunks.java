@@ -9,7 +9,7 @@ import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 
 /**
- * Reads messages that another client sent in chunks, and sends one: SERVICE_URL FROM_TOPIC COUNT TO_TOPIC.
+ * Reads messages that another client sent in chunks, and sends one. Arguments: SERVICE_URL FROM_TOPIC COUNT TO_TOPIC.
  *
  * <p>Prints a line for each, "read" or "sent" with the SHA-256 of its content.
  */

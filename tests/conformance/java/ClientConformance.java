@@ -30,24 +30,24 @@ import org.apache.pulsar.common.schema.KeyValue;
 import org.apache.pulsar.common.schema.KeyValueEncodingType;
 
 /**
- * What the Java client must find on a broker: its own exclusive-producer stories and the breadth of
- * its API. Arguments: service URL, admin URL, optionally a regular expression that selects cases.
+ * Checks the broker with Pulsar's Java client: scenarios of exclusive producers, and most of the client's API.
+ * Arguments: service URL, admin URL, optionally a regular expression that selects cases.
+ * Prints a line for each case, "ok NAME" or "FAIL NAME reason"; exit code 1 if a case failed.
  * One long file, because Java runs a single source file without a build.
- * Prints a line for each case, "ok NAME" or "FAIL NAME why"; exit code 1 when one failed.
  */
 public final class ClientConformance implements AutoCloseable {
-    /** Something with a definition. */
+    /** The steps of a case; it fails if they throw. */
     interface Case {
         void run() throws Exception;
     }
 
-    /** Each case has topics of its own. */
+    /** Cases that run concurrently. They use different topics. */
     private static final int CASES_AT_ONCE = 8;
 
-    /** How long what is to come is waited for: a machine may be slow, and a case that fails is not. */
+    /** Time limit for an expected event. It is generous, because the machine may be slow. */
     private static final int SECONDS_MAX = 60;
 
-    /** How long it is waited for what is not to come. */
+    /** How long a case waits to see that nothing arrives. */
     private static final int NOTHING_MILLISECONDS = 500;
 
     private static final ProducerAccessMode[] EXCLUSIVE_MODES = {
@@ -62,9 +62,9 @@ public final class ClientConformance implements AutoCloseable {
     private final Map<String, Case> cases = new LinkedHashMap<>();
 
     /**
-     * Each case has an instance, and with it a client, of its own. This client closes the whole
-     * connection when a producer or consumer is closed while it reconnects (as it does after a
-     * seek). All others on that connection would lose their exclusive right, and get messages again.
+     * Each case has its own instance and client. Pulsar's client closes the whole connection when a
+     * producer or consumer is closed while it reconnects (as it does after a seek). All others on that
+     * connection would lose their exclusive right, and get messages again.
      */
     private ClientConformance(String serviceUrl, PulsarAdmin admin) throws Exception {
         this.serviceUrl = serviceUrl;
@@ -116,7 +116,7 @@ public final class ClientConformance implements AutoCloseable {
         return true;
     }
 
-    /** Closes the client and, at once, whatever the case left open. */
+    /** Closes the client, and with it everything that the case left open. */
     @Override
     public void close() throws PulsarClientException {
         client.shutdown();
@@ -375,7 +375,7 @@ public final class ClientConformance implements AutoCloseable {
             }
             consumer.close();
             try (Consumer<byte[]> again = builder.apply(client).subscribe()) {
-                check(textsOf(again, kept.size()).equals(kept), "the odd ones come again");
+                check(textsOf(again, kept.size()).equals(kept), "the unacknowledged messages are delivered again");
             }
         });
         cases.put("chunks", () -> {
@@ -432,8 +432,8 @@ public final class ClientConformance implements AutoCloseable {
             try (Consumer<byte[]> consumer = subscribe(topic, "s")) {
                 publish(topic, 50, false);
                 for (int round = 0; round < 5; round++) {
-                    // All of them: of those still on their way this client lets one slip through
-                    // with its old epoch.
+                    // Receive all messages: this client would pass on one message with the old epoch
+                    // if some were still under way.
                     for (int n = 0; n < 50; n++) {
                         String found = text(receive(consumer));
                         check(found.equals("message " + n), "round " + round + ": " + found);
@@ -1067,7 +1067,7 @@ public final class ClientConformance implements AutoCloseable {
                     for (String value : List.of("value-16", "value-17", "value-18", "behind")) {
                         Message<String> message = consumer.receive(SECONDS_MAX, TimeUnit.SECONDS);
                         check(message.getValue().equals(value), value);
-                        // Of a batch that lacks messages this client never acknowledges the rest one by one.
+                        // If a batch lacks messages, this client never acknowledges the others one by one.
                         if (batched) {
                             consumer.acknowledgeCumulative(message);
                         } else {
@@ -1085,7 +1085,7 @@ public final class ClientConformance implements AutoCloseable {
         }
     }
 
-    // ------------------------------------------------------------------ words of the stories
+    // ------------------------------------------------------------------ steps of the cases
 
     private String topic(int partitions) throws PulsarAdminException {
         String topic = "persistent://public/default/java-" + UUID.randomUUID();
@@ -1132,7 +1132,7 @@ public final class ClientConformance implements AutoCloseable {
         return ids;
     }
 
-    /** The topic, or its first partition: the one for which this client asks first. */
+    /** The topic, or its first partition, which this client requests first. */
     private static String first(String topic, int partitions) {
         return partitions == 0 ? topic : topic + "-partition-0";
     }
@@ -1147,7 +1147,7 @@ public final class ClientConformance implements AutoCloseable {
         return message;
     }
 
-    /** So many texts, and whatever comes soon after them. */
+    /** The first {@code count} different texts, and those that arrive soon after them. */
     private static Set<String> textsOf(Consumer<byte[]> consumer, int count)
             throws PulsarClientException {
         Set<String> found = distinct(consumer, count);
@@ -1160,7 +1160,7 @@ public final class ClientConformance implements AutoCloseable {
         }
     }
 
-    /** So many texts that differ, however often each of them comes. */
+    /** The first {@code count} different texts; repeated ones do not count. */
     private static Set<String> distinct(Consumer<byte[]> consumer, int count)
             throws PulsarClientException {
         Set<String> found = new TreeSet<>();
@@ -1170,19 +1170,19 @@ public final class ClientConformance implements AutoCloseable {
         return found;
     }
 
-    /** The broker lets so many producers wait; the last of them does not have its right yet. */
+    /** Waits until {@code count} producers are queued, and checks that {@code future} is not granted. */
     private void waits(String topic, int partitions, int count, CompletableFuture<?> future)
             throws Exception {
         String first = first(topic, partitions);
         eventually(() -> asked(() -> admin.topics().getStats(first).getWaitingPublishers()) == count,
             count + " waiting at " + first);
-        check(!future.isDone(), "did not wait");
+        check(!future.isDone(), "the producer did not wait");
     }
 
     private static void pends(CompletableFuture<?> future, long milliseconds) throws Exception {
         try {
             future.get(milliseconds, TimeUnit.MILLISECONDS);
-            throw new AssertionError("did not wait");
+            throw new AssertionError("the producer did not wait");
         } catch (TimeoutException expected) {
             return;
         }
@@ -1192,7 +1192,7 @@ public final class ClientConformance implements AutoCloseable {
         try {
             work.run();
         } catch (Exception error) {
-            check(kind.isInstance(error), "refused otherwise: " + error);
+            check(kind.isInstance(error), "refused with another error: " + error);
             return;
         }
         throw new AssertionError("not refused with " + kind.getSimpleName());

@@ -12,24 +12,24 @@ import org.apache.pulsar.client.api.*;
 import org.apache.pulsar.client.impl.MessageIdImpl;
 
 /**
- * What the stock Java client does with tokens, TLS and authorization, and its default settings.
+ * Checks tokens, TLS and authorization with the stock Java client and its default settings.
  *
  * <p>Arguments: SERVICE_URL CA_FILE TOPIC WRITER_TOKEN READER_TOKEN STRANGER_TOKEN RENEWED_FILE SECONDS. It prints a
  * line for each case, "ok NAME" or "FAIL NAME why"; exit code 1 when one failed. tests/conformance/go/main.go does the
  * same in Go.
  */
 public final class ClientSecured {
-    /** Something with a definition. */
+    /** The steps of a case; it fails if they throw. */
     interface Case {
         void run() throws Exception;
     }
 
-    /** What a message of the typed topic is. */
+    /** A message of the typed topic. */
     public static class Order {
         public int number;
     }
 
-    /** What does not fit to it. */
+    /** A message with an incompatible schema. */
     public static class Misfit {
         public String number;
         public int more;
@@ -52,7 +52,7 @@ public final class ClientSecured {
         ClientSecured here = new ClientSecured(words);
         Authentication writer = AuthenticationFactory.token(words[3]);
         Authentication reader = AuthenticationFactory.token(words[4]);
-        Authentication stranger = AuthenticationFactory.token(words[5]);
+        Authentication unauthorized = AuthenticationFactory.token(words[5]);
         Authentication renewed = AuthenticationFactory.token(() -> content(words[6]));
         int seconds = Integer.parseInt(words[7]);
         Map<String, Case> cases = new LinkedHashMap<>();
@@ -61,7 +61,7 @@ public final class ClientSecured {
         cases.put("reader and seek", () -> here.readerAndSeek(reader));
         cases.put("schemas", () -> here.schemas(writer, reader));
         cases.put("a renewed token", () -> here.renewed(renewed, seconds));
-        cases.put("refusals", () -> here.refusals(stranger, reader));
+        cases.put("refusals", () -> here.refusals(unauthorized, reader));
         boolean allPassed = true;
         for (Map.Entry<String, Case> each : cases.entrySet()) {
             try {
@@ -155,7 +155,7 @@ public final class ClientSecured {
         }
     }
 
-    /** Publishes for longer than any of its tokens lives, as one holder. */
+    /** Publishes as one holder for longer than the lifetime of each token. */
     private void renewed(Authentication who, int seconds) throws Exception {
         Set<Long> ledgers = new HashSet<>();
         try (PulsarClient client = connect(who);
@@ -169,9 +169,9 @@ public final class ClientSecured {
         check(ledgers.size() == 1, "it was fenced meanwhile: ledgers " + ledgers);
     }
 
-    private void refusals(Authentication stranger, Authentication reader) throws Exception {
+    private void refusals(Authentication unauthorized, Authentication reader) throws Exception {
         Class<? extends Exception> expected = PulsarClientException.AuthorizationException.class;
-        try (PulsarClient client = connect(stranger)) {
+        try (PulsarClient client = connect(unauthorized)) {
             refused(expected, () -> producer(client, ProducerAccessMode.Shared));
             refused(expected, () -> client.newConsumer().topic(topic).subscriptionName("foreign").subscribe());
             refused(expected, () -> client.newReader().topic(topic).startMessageId(MessageId.earliest).create());

@@ -6,7 +6,7 @@ import org.apache.pulsar.client.api.ProducerBuilder;
 import org.apache.pulsar.client.api.PulsarClient;
 
 /**
- * Which partition the Java client sends each key to, by its default and by Murmur3_32Hash:
+ * Prints the partition to which the Java client sends each key, by its default and by Murmur3_32Hash:
  * {@code java Routing.java SERVICE_URL TOPIC KEY...}.
  */
 public final class Routing {

@@ -1,6 +1,6 @@
-"""A client process with its connections, look-ups and requests, like those of a stock client.
+"""A simulated client process: connections, look-ups and requests, as in a stock client.
 
-It answers pings at once, as stock clients do from their I/O threads. A frozen process does not answer.
+It answers pings at once, as stock clients do from their I/O threads. A frozen process does not answer them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Gone(Exception):
 
 
 class Handler(Protocol):
-    """A producer or consumer of a connection."""
+    """A producer or consumer that uses a connection."""
 
     def received(self, command: Command, payload: memoryview | None) -> None: ...
 
@@ -44,7 +44,7 @@ class Handler(Protocol):
 
 
 class OwnerHandler(Protocol):
-    """The owner of resources through a connection."""
+    """An owner of resources that uses a connection."""
 
     def lost(self, command: pb.CommandOwnershipLost) -> None: ...
 
@@ -69,11 +69,11 @@ class ClientEnd(End):
         self.send(self.codec.encode(message))
 
     async def request(self, request_id: int, message: Message) -> Command:
-        """Send and wait for the answer; raises Gone."""
+        """Send a request and wait for its answer. Raises Gone."""
         return await self.ask(request_id, self.codec.encode(message))
 
     async def ask(self, request_id: int, frame: bytes) -> Command:
-        """Do the same with an encoded frame."""
+        """Send an encoded request and wait for its answer. Raises Gone."""
         if self.is_closed:
             raise Gone("not connected")
         answer: asyncio.Future[Command | None] = self.client.loop.create_future()
@@ -108,7 +108,7 @@ class ClientEnd(End):
                 if handler is not None:
                     handler.received(command, payload)
             case pb.CommandQueueChanged() if self.client.extensions_version:
-                self.client.recorder.seen("told how many wait")
+                self.client.recorder.seen("queue notice received")
             case (
                 Delivery()
                 | pb.CommandCloseConsumer()
@@ -126,7 +126,7 @@ class ClientEnd(End):
                 self._answered(command, payload)
 
     def answered(self, request_id: int, command: Command) -> None:
-        """Handle an answer that a consumer received."""
+        """Deliver an answer to the request that waits for it."""
         future = self.requests.get(request_id)
         if future is not None and not future.done():
             future.set_result(command)
@@ -134,7 +134,9 @@ class ClientEnd(End):
     def _answered(self, command: Command, payload: memoryview | None) -> None:
         request_id = getattr(command, "request_id", None)
         if request_id is None:
-            self.client.recorder.anomaly(f"{self.client.process.name} heard {command!r}")
+            self.client.recorder.anomaly(
+                f"{self.client.process.name} received an unexpected {command!r}"
+            )
             return
         if request_id in self.listeners:
             self.listeners[request_id].received(command, payload)
@@ -153,14 +155,14 @@ class ClientEnd(End):
             handler.disconnected(self)
 
     def close(self) -> None:
-        """Close this end."""
+        """Close the connection from this end."""
         if not self.is_closed:
             self.shut()
             self.lost()
 
 
 class Client:
-    """One client process with a connection per broker."""
+    """A client process with at most one connection to each broker."""
 
     def __init__(
         self,
@@ -192,7 +194,7 @@ class Client:
         self.loop.call(self.process, work)
 
     async def end(self, port: int) -> ClientEnd:
-        """Return the connection to a broker, made if there is none; raises Gone."""
+        """Return the connection to a broker, and connect if there is none. Raises Gone."""
         end = self.ends.get(port)
         if end is not None and not end.is_closed:
             if await asyncio.shield(end.connected):
@@ -234,28 +236,29 @@ class Client:
             else:
                 end.write(pb.CommandPing())
 
-    async def owner(self, topic: str) -> ClientEnd:
-        """Look the topic up and connect to the broker that serves it; raises Gone."""
-        asked = await self.end(self.randomness.choice(self.ports))
+    async def serving_broker(self, topic: str) -> ClientEnd:
+        """Look the topic up and connect to the broker that serves it. Raises Gone."""
+        request = await self.end(self.randomness.choice(self.ports))
         request_id = self.next_id()
-        answer = await asked.request(
+        answer = await request.request(
             request_id, pb.CommandLookup(topic=topic, request_id=request_id)
         )
         if (
             not isinstance(answer, pb.CommandLookupResponse)
             or answer.response != pb.CommandLookupResponse.CONNECT
         ):
-            raise Gone("nobody serves it")
+            raise Gone("no broker serves the topic")
         port = urlsplit(answer.broker_service_url).port
         assert port is not None
         return await self.end(port)
 
     async def pause(self, low: float, high: float) -> None:
+        """Wait for a random time between these seconds."""
         await asyncio.sleep(self.randomness.uniform(low, high))
 
 
 class Backoff:
-    """Pauses between attempts, doubling, with jitter."""
+    """Pauses between attempts. They double up to a limit, with jitter."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

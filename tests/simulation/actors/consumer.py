@@ -1,7 +1,7 @@
 """A consumer of a durable Failover subscription, and a reader that reads a whole log.
 
-The consumer acknowledges its messages one by one or cumulatively. From time to time it asks for redelivery under a
-higher consumer epoch; from then on it drops messages with a lower one (PIP-84).
+The consumer acknowledges its messages one by one or cumulatively. From time to time it requests redelivery under a
+higher consumer epoch. From then on it drops messages with a lower consumer epoch (PIP-84).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PERMITS = 40
 INDIVIDUAL, CUMULATIVE = 0, 1
 EARLIEST_WIRE = 2**64 - 1
 READ_SECONDS = 20.0
-"""A reader that has not finished by then gives up."""
+"""A reader gives up after this time."""
 
 
 class Consumer:
-    """One consumer of the subscription ``subscription``."""
+    """One consumer of a subscription."""
 
     def __init__(self, client: Client, topic: str, subscription: str) -> None:
         self.client = client
@@ -57,7 +57,7 @@ class Consumer:
             await backoff.wait()
 
     async def _subscribe(self) -> None:
-        end = await self.client.owner(self.topic)
+        end = await self.client.serving_broker(self.topic)
         request_id = self.client.next_id()
         end.consumers[self.consumer_id] = self
         answer = await end.request(
@@ -75,7 +75,7 @@ class Consumer:
             ),
         )
         if not isinstance(answer, pb.CommandSuccess):
-            self._recorder.seen("subscribe refused")
+            self._recorder.seen("subscription refused")
             raise Gone("not subscribed")
         self._recorder.seen("subscribed")
         self._end = end
@@ -84,7 +84,7 @@ class Consumer:
         end.send(encode_flow(self.consumer_id, PERMITS))
 
     async def _work(self) -> None:
-        """Wait a little, acknowledge, and perhaps ask for redelivery of everything."""
+        """Wait, acknowledge some messages, and sometimes request redelivery of all others."""
         randomness = self.client.randomness
         await self.client.pause(0.02, 0.3)
         end = self._end
@@ -193,7 +193,7 @@ class Reader:
         self._is_over = False
 
     async def read(self) -> bool:
-        """Read; return whether the end was reached."""
+        """Read the log. Return whether the reader reached the end."""
         recorder = self.client.recorder
         operation = recorder.invoke(Kind.READ, self.client.process.name, self.topic)
         try:
@@ -207,7 +207,7 @@ class Reader:
         return True
 
     async def _read(self) -> None:
-        end = await self.client.owner(self.topic)
+        end = await self.client.serving_broker(self.topic)
         end.consumers[self.consumer_id] = self
         request_id = self.client.next_id()
         answer = await end.request(

@@ -1,8 +1,10 @@
-"""A leader that also writes to another topic under its guard, and continues to try when its tenure is over.
+"""A guardian: a leader of a topic that also writes to other topics under its guard (S8).
 
-In the same bucket the store compares the epoch in the call that appends. For another bucket the leader asks the
-topic's owner for proof, after each write was begun and before it is sent. A guardian that was frozen does not know
-that it was deposed: each way to write that it then tries must be closed.
+A guarded write is accepted only while the guardian's epoch is current. If the other topic is in the same bucket, the
+store compares the epoch in the call that appends. If it is in another bucket, the guardian asks the broker of its own
+topic for a proof, after it began the write and before it sends it.
+
+A guardian that was frozen does not know that it was deposed, and continues to write. Every such write must fail.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 CHECKS_MAX = 3
 """Attempts at one proof."""
 
-DOORS = 6
-"""Ways to write that a guardian still tries when its tenure is over."""
+LATE_WRITES_MAX = 6
+"""Largest number of rounds of writes that a guardian tries after its tenure."""
 
 
 def beside(topic: str) -> str:
-    """Return a topic of the same bucket, by its hash tag."""
+    """Return a topic in the same bucket. Its hash tag places it there."""
     name = TopicName.parse(topic)
     return f"persistent://{name.namespace_name}/{{{name.local}}}-audit"
 
 
 def elsewhere(topic: str, buckets: int) -> str:
-    """Return a topic of another bucket."""
+    """Return a topic in another bucket."""
     name = TopicName.parse(topic)
     own = bucket_of(name, buckets)
     names = (f"persistent://{name.namespace_name}/{name.local}-far-{n}" for n in range(1_000))
@@ -39,7 +41,7 @@ def elsewhere(topic: str, buckets: int) -> str:
 
 
 def guardian(topic: str, name: str, buckets: int) -> Callable[[Client], Awaitable[None]]:
-    """Repeatedly lead, and write to a topic of the same bucket and to one of another."""
+    """Repeatedly lead a topic, and write under its guard to a topic in the same bucket and to one in another."""
 
     async def body(client: Client) -> None:
         while True:
@@ -51,7 +53,7 @@ def guardian(topic: str, name: str, buckets: int) -> Callable[[Client], Awaitabl
                 ]
                 await _lead(client, leader, writers)
                 await leader.close()
-                await _try_all_doors(client, writers)
+                await _write_after_the_end(client, writers)
             await client.pause(0.1, 1.5)
 
     return body
@@ -67,9 +69,9 @@ async def _lead(client: Client, leader: Producer, writers: list[Guarded]) -> Non
         await client.pause(0.01, 0.3)
 
 
-async def _try_all_doors(client: Client, writers: list[Guarded]) -> None:
-    """Write through its producers and through new ones, like a client that does not know of its end."""
-    for _ in range(client.randomness.randint(0, DOORS)):
+async def _write_after_the_end(client: Client, writers: list[Guarded]) -> None:
+    """Write through the old producers and through new ones, like a client that does not know that it was deposed."""
+    for _ in range(client.randomness.randint(0, LATE_WRITES_MAX)):
         for writer in writers:
             await writer.write()
         await client.pause(0.05, 0.5)
@@ -78,7 +80,7 @@ async def _try_all_doors(client: Client, writers: list[Guarded]) -> None:
 
 
 class Guarded:
-    """Writes to ``target`` under the epoch of ``topic``."""
+    """Writes to ``target`` under the guard of an epoch of ``topic``."""
 
     def __init__(
         self, client: Client, target: str, topic: str, epoch: int, *, is_atomic: bool = False
@@ -91,11 +93,11 @@ class Guarded:
         self._producer: Producer | None = None
 
     async def write(self) -> Operation | None:
-        """Send one message; return None if it was not sent."""
+        """Send one message. Return None if it was not sent."""
         begun = self._client.recorder.moment()
         producer = await self._opened()
         if producer is None or not (self._is_atomic or await self._is_current()):
-            self._client.recorder.seen("guarded write given up")
+            self._client.recorder.seen("guarded write not sent")
             return None
         return producer.send(begun=begun)
 
@@ -117,10 +119,10 @@ class Guarded:
         return self._producer
 
     async def _is_current(self) -> bool:
-        """Ask for the proof, which begins now."""
+        """Ask the broker of the guard's topic whether the epoch is current."""
         for _ in range(CHECKS_MAX):
             try:
-                end = await self._client.owner(self._topic)
+                end = await self._client.serving_broker(self._topic)
                 request_id = self._client.next_id()
                 answer = await end.request(
                     request_id,
@@ -129,7 +131,9 @@ class Guarded:
             except Gone:
                 answer = None
             if isinstance(answer, pb.CommandCheckResponse):
-                self._client.recorder.seen("check passed" if answer.is_current else "check failed")
+                self._client.recorder.seen(
+                    "guard check passed" if answer.is_current else "guard check failed"
+                )
                 return answer.is_current
             await self._client.pause(0.1, 0.5)
         return False

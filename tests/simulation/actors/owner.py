@@ -1,8 +1,8 @@
-"""A task that owns a topic for a group, reads it as the only reader, and returns after a loss.
+"""An owner: a task that owns a topic for a group, and reads it as the only reader of the group.
 
-Each incarnation has a nonce. It asks with the generation that it knows, sometimes with a higher one. It continues
-by its nonce after its connection broke, and acknowledges with receipts, so that the history shows whose
-acknowledgement was accepted.
+An owner requests the ownership under the generation that it knows, sometimes under a higher one. Each attempt has its
+own nonce, by which the owner resumes after it lost its connection. It acknowledges with receipts, so that the history
+shows whose acknowledgements the broker accepted. After it lost the ownership it tries again.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ ALREADY_GONE = frozenset({ServerError.PRODUCER_FENCED, ServerError.PRODUCER_BUSY
 
 
 class Denied(Exception):
-    """Another task owns the topic. ``current`` is the valid generation."""
+    """Another task owns the topic. ``current`` is its generation."""
 
     def __init__(self, current: int) -> None:
-        super().__init__(f"generation {current} counts")
+        super().__init__(f"generation {current} is current")
         self.current = current
 
 
 class Owner:
-    """One client's wish to own ``topic``. ``task`` is the identity that it sends."""
+    """Owns ``topic`` for the group. ``task`` is the identity that it sends."""
 
     def __init__(self, client: Client, topic: str, task: str) -> None:
         self.client = client
@@ -82,7 +82,7 @@ class Owner:
             try:
                 if self._end is None or self._end.is_closed:
                     end, generation = await self._ask(self.generation, only_returns=True)
-                    self._recorder.seen("an owner went on")
+                    self._recorder.seen("owner reconnected")
                     self._attach(end, generation)
                 if not self._consumer_id:
                     await self._subscribe()
@@ -91,7 +91,7 @@ class Owner:
                 self._consumer_id = 0
             await self.client.pause(0.02, 0.3)
         if self.is_lost:
-            self._recorder.seen("an owner was told that it was deposed")
+            self._recorder.seen("owner informed that it was deposed")
             await self._acknowledge_late()
 
     def _attach(self, end: ClientEnd, generation: int) -> None:
@@ -112,7 +112,7 @@ class Owner:
     # ------------------------------------------------------------ owning
 
     async def _ask(self, generation: int, *, only_returns: bool) -> tuple[ClientEnd, int]:
-        """Own it under ``generation``; raises Denied, Gone."""
+        """Request the ownership under ``generation``. Raises Denied or Gone."""
         operation = self._recorder.invoke(
             Kind.OWN,
             self.client.process.name,
@@ -138,7 +138,7 @@ class Owner:
     async def _answer(
         self, generation: int, *, only_returns: bool
     ) -> tuple[ClientEnd, pb.CommandOwnResponse.Result]:
-        """Return the answer of the broker that serves the topic; raises Gone."""
+        """Return the answer of the broker that serves the topic. Raises Gone."""
         port = self.client.randomness.choice(self.client.ports)
         for _ in range(HOPS_MAX):
             end = await self.client.end(port)
@@ -182,7 +182,7 @@ class Owner:
         """The broker reports that the ownership is over or continues elsewhere."""
         if command.is_moving:
             self._end = None
-            self._recorder.seen("an owner was sent on")
+            self._recorder.seen("owner redirected")
         else:
             self.is_lost = True
 
@@ -215,21 +215,21 @@ class Owner:
         )
         if not isinstance(answer, pb.CommandSuccess):
             end.consumers.pop(consumer_id, None)
-            self._recorder.seen("an owner may not read yet")
+            self._recorder.seen("subscription of an owner refused")
             raise Gone("not subscribed")
         self._consumer_id = consumer_id
         self._deliveries.clear()
         end.send(encode_flow(consumer_id, PERMITS))
 
     async def _acknowledge(self) -> None:
-        """Acknowledge some messages and wait for the receipt; raises Gone."""
+        """Acknowledge some messages and wait for the receipts. Raises Gone."""
         for _ in range(self.client.randomness.randint(0, 5)):
             if not self._deliveries or self.is_lost:
                 return
             await self._acknowledge_one(self._deliveries.popleft())
 
     async def _acknowledge_late(self) -> None:
-        """Acknowledge after the successor's grant. The history knows whether that was answered by then."""
+        """Acknowledge after the loss. The history shows whether the successor's grant was answered before."""
         await self.client.pause(0.0, 1.0)
         if self._deliveries and self._consumer_id:
             try:
@@ -284,8 +284,8 @@ class Owner:
                 self._recorder.complete(operation, Outcome.OK)
                 self._deliveries.append(command.message_id.position)
             case pb.CommandCloseConsumer():
-                # It acknowledges its remaining messages under its old id: the broker must refuse that.
-                self._recorder.seen("an owner's consumer was closed")
+                # The owner acknowledges its remaining messages under the old consumer id. The broker must refuse that.
+                self._recorder.seen("consumer of a deposed owner closed")
             case pb.CommandAckResponse():
                 end = self._end
                 if end is not None:
@@ -298,8 +298,8 @@ class Owner:
             self._end = None
 
 
-async def own_for_ever(client: Client, topic: str, task: str) -> None:
-    """The body of such a client. It uses onewriter's own commands, as every other client does by chance."""
+async def own_repeatedly(client: Client, topic: str, task: str) -> None:
+    """The body of a client that owns a topic, which needs onewriter's own commands."""
     client.extensions_version = 1
     await asyncio.sleep(client.randomness.uniform(0.0, 2.0))
     await Owner(client, topic, task).run()

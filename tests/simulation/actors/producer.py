@@ -1,10 +1,11 @@
-"""A producer that behaves like stock clients (C++, Java), over the wire.
+"""A producer that behaves like those of the stock clients (C++, Java), over the wire.
 
-It looks the topic up, connects, sends PRODUCER, and waits if the broker says so. After a lost connection or
-CLOSE_PRODUCER it returns with its topic epoch and a higher reconnect counter, and resends, in order, all messages
-without a receipt. Once it is fenced, all pending messages have failed and it never returns.
+It looks the topic up, connects, sends PRODUCER, and waits if the broker answers so. After a lost connection or
+CLOSE_PRODUCER it returns with its topic epoch and a higher reconnect counter, and sends all messages without a receipt
+again, in order. A fenced producer never returns, and its pending messages fail.
 
-Every other producer behaves like C++'s, whose sequence ids begin at 0 again when it returns without a receipt.
+Every second producer behaves like that of the C++ client: if it returns before its first receipt, it restarts its
+sequence ids.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import SendReceipt
 
 DRIFT = 0.01
-"""The part that a serving process deducts from its time, because its clock may be slow."""
+"""Share of its time that a serving process deducts, because its clock may be slow."""
 
 CREATE_SECONDS = 25.0
-"""Attempts to create a producer end this long after the first. Waiting in the queue does not count."""
+"""A producer gives up this time after its first attempt, unless it waits in the queue."""
 
 MODES = {
     "Shared": pb.SHARED,
@@ -46,7 +47,7 @@ class State(enum.Enum):
     READY = "ready"
     RECONNECTING = "reconnecting"
     OVER = "over"
-    """Refused, fenced, given up or closed."""
+    """Refused, fenced, given up or closed. It never returns."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,13 +104,13 @@ class Producer:
 
     @property
     def is_over(self) -> bool:
-        """Read again after each wait, because the state changes meanwhile."""
+        """Whether the producer is over. A property, because mypy does not expect ``state`` to change during a wait."""
         return self.state is State.OVER
 
     # ------------------------------------------------------------ calls of the application
 
     async def create(self) -> bool:
-        """Become a producer; False: refused, or not in time."""
+        """Become a producer. Return False if the broker refused it, or did not grant the topic in time."""
         self._operation = self._recorder.invoke(
             Kind.GRANT,
             self.client.process.name,
@@ -127,9 +128,9 @@ class Producer:
         return self.state is State.READY
 
     def send(self, begun: tuple[int, float] | None = None) -> Operation | None:
-        """Send one message; None: the producer is over.
+        """Send one message. Return None if the producer is over.
 
-        ``begun``: when its application began to write it, if that was earlier.
+        ``begun`` is the moment in which the application began the write, if that was earlier.
         """
         if self.state is State.OVER:
             return None
@@ -166,7 +167,7 @@ class Producer:
         return operation
 
     async def close(self) -> None:
-        """Leave in order, as far as the connection allows."""
+        """Close the producer at the broker, if the connection still exists."""
         end = self._end
         self._over("closed", Outcome.INFO)
         if end is not None and not end.is_closed:  # also while PRODUCER is not answered yet
@@ -177,8 +178,8 @@ class Producer:
                     pb.CommandCloseProducer(producer_id=self.producer_id, request_id=request_id),
                 )
 
-    async def over(self, seconds: float) -> bool:
-        """Wait until the producer has lost the topic; False: it has not, in that time."""
+    async def wait_until_over(self, seconds: float) -> bool:
+        """Wait until the producer is over. Return False if it is not within this time."""
         try:
             async with asyncio.timeout(seconds):
                 while self.state is not State.OVER:
@@ -193,7 +194,7 @@ class Producer:
             await self._change()
 
     async def _serve(self) -> None:
-        """Serve as long as the broker regularly confirms that it may."""
+        """Serve while the broker confirms regularly that the producer may."""
         while not self.is_over:
             await asyncio.sleep(self.serve_seconds / 3)
             end = self._end
@@ -245,8 +246,8 @@ class Producer:
             await backoff.wait()
 
     async def _attach(self) -> None:
-        """Ask for the topic and wait for the answer; raises Gone if it should try again."""
-        end = await self.client.owner(self.topic)
+        """Request the topic and wait for the answer. Raises Gone if the producer must try again."""
+        end = await self.client.serving_broker(self.topic)
         if self.is_over:
             return
         request_id = self.client.next_id()
@@ -286,7 +287,7 @@ class Producer:
                 async with asyncio.timeout_at(asked_at + 15.0):
                     await self._change()
             except TimeoutError:
-                if not end.is_closed:  # as stock clients do, so that the id is free again
+                if not end.is_closed:  # as stock clients do: it frees the producer id
                     close_id = self.client.next_id()
                     end.write(
                         pb.CommandCloseProducer(producer_id=self.producer_id, request_id=close_id)
@@ -308,7 +309,7 @@ class Producer:
         self._changed.set()
 
     def disconnected(self, end: ClientEnd) -> None:
-        """The connection is gone."""
+        """Handle the loss of a connection."""
         if end is self._end:
             self._detach()
 
@@ -325,14 +326,16 @@ class Producer:
                 self._receipt(command)
             case pb.CommandCloseProducer():
                 if self.state is not State.READY:
-                    self._recorder.anomaly(f"CLOSE_PRODUCER for {self.incarnation}, not ready")
-                self._recorder.seen("closed by the broker")
+                    self._recorder.anomaly(
+                        f"CLOSE_PRODUCER for {self.incarnation}, which does not hold the topic"
+                    )
+                self._recorder.seen("producer closed by the broker")
                 self._was_closed_over = self._end
                 self._detach()
             case pb.CommandSendError():
                 self._recorder.anomaly(f"SEND_ERROR for {self.incarnation}: {command.message}")
             case _:
-                self._recorder.anomaly(f"{self.incarnation} heard {command!r}")
+                self._recorder.anomaly(f"{self.incarnation} received an unexpected {command!r}")
         self._changed.set()
 
     def _succeeded(self, command: pb.CommandProducerSuccess) -> None:
@@ -343,7 +346,7 @@ class Producer:
             self.name = command.producer_name
             if self._operation is not None and not self._operation.is_waiting:
                 self._operation.is_waiting = True
-                self._recorder.seen("waits")
+                self._recorder.seen("producer waits")
             return
         self.name = command.producer_name
         epoch = command.topic_epoch if command.HasField("topic_epoch") else None
@@ -351,7 +354,9 @@ class Producer:
         assert operation is not None
         self._operation = None
         if operation.kind is Kind.RESUME and self.mode != "Shared" and epoch != self.epoch:
-            self._recorder.anomaly(f"{self.incarnation} came back from {self.epoch} to {epoch}")
+            self._recorder.anomaly(
+                f"{self.incarnation} resumed epoch {self.epoch} and received epoch {epoch}"
+            )
         operation.name = self.name
         self._recorder.complete(operation, Outcome.OK, epoch=epoch)
         self._recorder.holds(self.topic, self.client.process.name, self.incarnation)
@@ -359,7 +364,7 @@ class Producer:
         self.state = State.READY
         if not self._has_receipt and self.producer_id % 2:
             if self.pending:
-                self._recorder.seen("counts anew")
+                self._recorder.seen("sequence ids restarted")
             self._sequence = command.last_sequence_id + 1
         for pending in self.pending:
             self._write(pending)
@@ -367,7 +372,7 @@ class Producer:
     def _write(self, pending: Pending) -> None:
         assert self._end is not None
         if pending.written_to:
-            self._recorder.seen("resent")
+            self._recorder.seen("message resent")
         if pending.operation.epoch is None:
             pending.operation.epoch = self.epoch
         pending.written_to.append(self._end)
@@ -383,7 +388,7 @@ class Producer:
             )
             return
         if receipt.sequence_id < first.sequence_id:
-            return  # of a message that already had a receipt
+            return  # the message already has a receipt
         self._has_receipt = True
         assert receipt.message_id is not None
         self.pending.popleft()
@@ -403,7 +408,7 @@ class Producer:
             self._detach()  # ProducerBusy and similar errors are retried without limit
 
     def _over(self, why: str, outcome: Outcome) -> None:
-        """Refused, fenced or given up: the pending messages have failed, some of them for certain."""
+        """End the producer. Its pending messages failed (FAIL), or their outcome is unknown (INFO)."""
         if self.state is State.OVER:
             return
         end = self._end

@@ -9,7 +9,7 @@ from tests.simulation.history import History, Kind, Operation, Outcome
 
 
 def newer_grants(history: History, append: Operation) -> list[Operation]:
-    """Return grants of a newer epoch of its guard that were answered before the write was begun."""
+    """Return the grants of newer epochs of the write's guard that were answered before the write began."""
     return [
         grant
         for grant in history.of(Kind.GRANT, append.guard)
@@ -22,7 +22,7 @@ def newer_grants(history: History, append: Operation) -> list[Operation]:
 
 
 def guarded_writes(history: History) -> list[str]:
-    """No late write is answered or stored, and in no log does an older number follow a newer one."""
+    """S8: no late guarded write gets a receipt or is stored, and the guards' epochs never fall along a log."""
     problems: list[str] = []
     guarded = {append.value: append for append in history.of(Kind.APPEND) if append.guard}
     stored = {entry.value for topic in history.topics for entry in history.logs[topic].entries}
@@ -41,5 +41,5 @@ def guarded_writes(history: History) -> list[str]:
                 epochs[append.guard].append(append.guard_epoch)
         for guard, numbers in epochs.items():
             if any(later < earlier for earlier, later in pairwise(numbers)):
-                problems.append(f"{topic}: numbers of {guard} fall: {numbers}")
+                problems.append(f"{topic}: epochs of the guard {guard} fall: {numbers}")
     return problems

@@ -1,4 +1,4 @@
-"""L1 to L3: without faults, every wait ends within its bound."""
+"""L1 to L3: without faults, every wait ends within a bound."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from tests.simulation.history import History, Kind, Operation, Span
 
 WAIT_SECONDS = 12.0
-"""D: after this time without a fault, a topic with waiters has a holder. It includes the detection of a dead
-broker (2 s), the resume window (3 s) and the clients' own pauses (2 s and a look-up)."""
+"""After this time without a fault, a topic with waiters has a holder. It includes the detection of a dead broker
+(2 s), the resume window (3 s) and the clients' own pauses (2 s and a look-up)."""
 
 HANDOVER_SECONDS = 5.9
-"""The broker answers a handover within this time if there is no fault."""
+"""Within this time without a fault, a broker answers a handover."""
 
 CONTENDING = frozenset({"Exclusive", "WaitForExclusive", "ExclusiveWithFencing", "Shared"})
 
 
 def some_holder(history: History) -> list[str]:
-    """L1: a topic that a live client wants has a holder while the store works."""
+    """L1: a topic that a running client requests has a holder while the store works."""
     return _leaderless(history, [o for o in history.of(Kind.GRANT) if o.mode in CONTENDING])
 
 
@@ -33,7 +33,9 @@ def handovers_end(history: History) -> list[str]:
         end = min(handover.completed_at, history.ended_at)
         quiet = _longest_quiet(history, handover.invoked_at, end)
         if quiet >= HANDOVER_SECONDS:
-            problems.append(f"a handover without an end for {quiet:.1f} s: {handover}")
+            problems.append(
+                f"a handover was not answered within {quiet:.1f} s without a fault: {handover}"
+            )
     return problems
 
 
@@ -55,7 +57,7 @@ def _leaderless(history: History, asking: list[Operation]) -> list[str]:
                 seconds = min(gap.end, wait.end) - max(gap.start, wait.start)
                 if seconds > WAIT_SECONDS:
                     problems.append(
-                        f"{topic}: {wait.what} waits, nobody holds it for {seconds:.1f} s from"
+                        f"{topic}: {wait.what} waits, but the topic has no holder for {seconds:.1f} s from"
                         f" {max(gap.start, wait.start):.1f} s"
                     )
     return problems

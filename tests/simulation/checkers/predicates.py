@@ -1,4 +1,7 @@
-"""All predicates by name; docs/invariants.md has their statements."""
+"""All predicates by the numbers of the promises that they check. docs/invariants.md states the promises.
+
+A predicate takes the history of a run and returns one sentence for each violation.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ PREDICATES: Mapping[str, Predicate] = {
     "S8": guards.guarded_writes,
     "S9": readers.single_reader,
     "S11": promotion.choice,
-    "S12": writes.never_forgotten,
+    "S12": writes.fence_is_remembered,
     "S14": serving.alone,
     "L1": liveness.some_holder,
     "L2": liveness.queue_moves,
@@ -29,6 +32,6 @@ PREDICATES: Mapping[str, Predicate] = {
 
 
 def violated(history: History) -> dict[str, list[str]]:
-    """Return the predicates that fail, with the reasons."""
+    """Return the numbers of the broken promises, with their violations."""
     found = {name: check(history) for name, check in PREDICATES.items()}
     return {name: problems for name, problems in found.items() if problems}

@@ -1,4 +1,4 @@
-"""S11: the waiters that the brokers promoted, by their audit."""
+"""S11: the audit shows that the brokers promoted the right waiters."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tests.simulation.history import History
 
 
 def choice(history: History) -> list[str]:
-    """S11: the promoted waiter is the first by the topic's policy, and not a stale one."""
+    """S11: the promoted waiter is the best by the topic's policy, and each grant raises the epoch."""
     problems: list[str] = []
     for record in history.audit:
         if record.get("kind") != "grant":
             continue
         if int(record["epoch"]) <= int(record["oldEpoch"]):
-            problems.append(f"a grant that does not raise the epoch: {record}")
+            problems.append(f"a grant did not raise the epoch: {record}")
         was_promoted = record.get("mode") == "WAIT_FOR_EXCLUSIVE"
         if not was_promoted or "nextWaiter" not in record:
             continue
         loser = json.loads(record["nextWaiter"])
         if _rank(record) > _rank(loser):
-            problems.append(f"promoted before its turn: {record}")
+            problems.append(f"a better waiter was passed over: {record}")
     return problems
 
 
 def was_spread(record: Mapping[str, Any]) -> bool:
-    """Return whether a grant went to a waiter that arrived later, because its host led fewer topics."""
+    """Return whether a waiter was promoted before an earlier one, because its host led fewer topics."""
     if record.get("kind") != "grant" or "load" not in record or "nextWaiter" not in record:
         return False
     loser = json.loads(record["nextWaiter"])

@@ -1,4 +1,4 @@
-"""S9: a subscription skips no message that was not acknowledged; owners read alone."""
+"""S9: a subscription skips no message that was not acknowledged, and an owner is the only reader of its group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def single_reader(history: History) -> list[str]:
     problems: list[str] = []
     for topic in history.topics:
         entries = history.logs[topic].entries
-        gone = history.forgotten.get(topic, {})
+        gone = history.destroyed.get(topic, {})
         names = sorted({o.name for o in history.of(Kind.ACK, topic)})
         acks = {name: _Acknowledged(history, topic, name) for name in names}
         for name, mark in sorted(history.logs[topic].cursors.items()):
@@ -27,7 +27,7 @@ def single_reader(history: History) -> list[str]:
                 for entry in entries
                 if entry.position <= mark
                 and not (known and known.has(entry.position))
-                and entry.value not in gone  # while they were lost, the cursor could not pass them
+                and entry.value not in gone  # destroyed, passed by the cursor, and restored later
             ]
         problems += _redeliveries(history, topic, acks)
         problems += _owners(history, topic)
@@ -35,7 +35,7 @@ def single_reader(history: History) -> list[str]:
 
 
 def _owners(history: History, topic: str) -> list[str]:
-    """A generation has one owner; generations rise in real time; older ones acknowledge nothing."""
+    """A generation has one owner, generations rise in real time, and an older one acknowledges nothing."""
     problems: list[str] = []
     granted = [o for o in history.of(Kind.OWN, topic) if o.outcome is Outcome.OK]
     for group in sorted({o.name for o in granted}):
@@ -47,12 +47,12 @@ def _owners(history: History, topic: str) -> list[str]:
                 problems.append(f"{topic}: generation {generation} was given twice: {own}")
         known = _Highest(owns)
         problems += [
-            f"{topic}: a generation was granted behind a newer one: {own}"
+            f"{topic}: a generation was granted after a newer one: {own}"
             for own in owns
             if (own.epoch or 0) < known.before(own.invoked)
         ]
         problems += [
-            f"{topic}: a deposed owner's acknowledgement was taken: {ack}"
+            f"{topic}: a deposed owner's acknowledgement was accepted: {ack}"
             for ack in history.of(Kind.ACK, topic)
             if ack.name == group
             and ack.outcome is Outcome.OK
@@ -62,7 +62,7 @@ def _owners(history: History, topic: str) -> list[str]:
 
 
 class _Highest:
-    """The highest generation that was answered before some moment."""
+    """The highest generation that was granted before a moment."""
 
     def __init__(self, owns: Sequence[Operation]) -> None:
         self._moments = [own.completed for own in owns]
@@ -74,7 +74,7 @@ class _Highest:
 
 
 def _redeliveries(history: History, topic: str, acks: dict[str, _Acknowledged]) -> list[str]:
-    """After redeliver(epoch): no message of an older epoch, and no unacknowledged message is missing."""
+    """After a redelivery request, no message of an older epoch arrives and no unacknowledged message is missing."""
     problems: list[str] = []
     positions = [entry.position for entry in history.logs[topic].entries]
     waiting: dict[tuple[str, str], Operation] = {}

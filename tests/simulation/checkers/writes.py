@@ -1,4 +1,4 @@
-"""S1 to S7 and S12: conditions on the log, the grants and the receipts together."""
+"""S1 to S7 and S12: conditions on logs, grants and receipts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def one_holder(history: History) -> list[str]:
 
 
 def real_time(history: History) -> list[str]:
-    """S3: a later grant has a higher epoch, a later re-fence a higher ledger."""
+    """S3: a later grant has a higher epoch, and a later fence has a higher ledger."""
     problems: list[str] = []
     for topic in history.topics:
         grants = _exclusive_grants(history, topic)
@@ -77,7 +77,7 @@ def real_time(history: History) -> list[str]:
     for done in fences.values():
         highest = _Highest((fence.completed, fence.ledger) for fence in done)
         problems += [
-            f"a later re-fence has a lower ledger: {fence}"
+            f"a later fence has a lower ledger: {fence}"
             for fence in done
             if highest.before(fence.invoked) > fence.ledger
         ]
@@ -100,7 +100,7 @@ def fence_is_final(history: History) -> list[str]:
         ]
         highest = _Highest(known)
         stored = {entry.value for entry in history.logs[topic].entries}
-        forgotten = history.forgotten.get(topic, {})
+        destroyed = history.destroyed.get(topic, {})
         for append in history.of(Kind.APPEND, topic):
             if append.mode not in EXCLUSIVE or append.epoch is None:
                 continue
@@ -109,7 +109,7 @@ def fence_is_final(history: History) -> list[str]:
                 continue
             if append.value in stored:
                 problems.append(f"{topic}: stored although {newer} was known: {append}")
-            elif append.outcome is Outcome.OK and append.value not in forgotten:
+            elif append.outcome is Outcome.OK and append.value not in destroyed:
                 problems.append(f"{topic}: ok although {newer} was known: {append}")
     fences: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for fence in history.of(Kind.REFENCE):
@@ -126,7 +126,7 @@ def fence_is_final(history: History) -> list[str]:
 
 
 def _was_stored_before(write: Operation, history: History) -> bool:
-    """A repetition of a write that is in the log already is answered DONE and changes nothing."""
+    """Return whether the write repeats one that is stored. The store answers DONE and changes nothing."""
     return any(
         other.position == write.position
         and other.values == write.values
@@ -142,17 +142,17 @@ def acks(history: History) -> list[str]:
         entries = history.logs[topic].entries
         counts = Counter(entry.value for entry in entries)
         places = {entry.value: entry.position for entry in entries}
-        forgotten = history.forgotten.get(topic, {})
+        destroyed = history.destroyed.get(topic, {})
         for append in history.of(Kind.APPEND, topic):
             count = counts[append.value]
             match append.outcome:
                 case Outcome.OK if count == 0:
-                    problems += _missing(history, topic, append, forgotten)
+                    problems += _missing(history, topic, append, destroyed)
                 case Outcome.OK if count > 1:
                     problems.append(f"{topic}: {count} times: {append}")
                 case Outcome.OK if append.position != places[append.value]:
                     place = places[append.value]
-                    if not _is_unknown(append.position) and append.value not in forgotten:
+                    if not _is_unknown(append.position) and append.value not in destroyed:
                         problems.append(f"{topic}: is at {place}: {append}")
                 case Outcome.FAIL if count > 0:
                     problems.append(f"{topic}: refused, but stored: {append}")
@@ -164,25 +164,25 @@ def acks(history: History) -> list[str]:
 
 
 def _is_unknown(position: Position | None) -> bool:
-    """The broker's answer to a resend of a stored message that is older than the broker remembers."""
+    """Return whether a receipt has no position: the broker no longer remembers where the resent message is stored."""
     return position is None or position.ledger == 2**64 - 1
 
 
 def _missing(
-    history: History, topic: str, append: Operation, forgotten: Mapping[str, float]
+    history: History, topic: str, append: Operation, destroyed: Mapping[str, float]
 ) -> list[str]:
-    """An acknowledged entry may be missing only if a fault beyond the profile destroyed it and a broker reports it."""
-    if append.value not in forgotten:
-        return [f"{topic}: acknowledged, but gone: {append}"]
+    """An acknowledged entry may be missing only if its profile does not protect it and a broker reported the loss."""
+    if append.value not in destroyed:
+        return [f"{topic}: acknowledged, but not stored: {append}"]
     if append.value in history.unreportable or append.position is None:
         return []
     for loss in history.losses:
-        # A broker counts the ledgers that it knows. If a ledger is lost as a whole (``after`` is its
-        # marker), older ones that the broker never read may be lost with it.
+        # A broker reports the ledgers that it knows. If a whole ledger is lost (``after`` is its marker), older ledgers
+        # that the broker never read may be lost, too.
         is_counted = loss.after < append.position or loss.after.entry == 0
         if loss.topic == topic and is_counted and append.position <= loss.last:
             return []
-    return [f"{topic}: lost in silence: {append}"]
+    return [f"{topic}: lost, and no broker reported it: {append}"]
 
 
 def prefixes(history: History) -> list[str]:
@@ -196,7 +196,7 @@ def prefixes(history: History) -> list[str]:
         for entry in history.logs[topic].entries:
             epoch = entry.epoch if entry.is_exclusive else 0
             by_holder[entry.holder, epoch].append(entry)
-        forgotten = history.forgotten.get(topic, {})
+        destroyed = history.destroyed.get(topic, {})
         stored = {entry.value for entry in history.logs[topic].entries}
         for (holder, epoch), entries in by_holder.items():
             for before, after in pairwise(entries):
@@ -205,7 +205,7 @@ def prefixes(history: History) -> list[str]:
             there = {entry.number for entry in entries}
             for number, value in _sent_by(sent, holder, epoch).items():
                 is_hole = number < max(there) and number not in there and value not in stored
-                if is_hole and value not in forgotten:
+                if is_hole and value not in destroyed:
                     problems.append(f"{topic}: {holder}: {number} is missing before {max(there)}")
     return problems
 
@@ -215,7 +215,7 @@ def _sent_by(
 ) -> dict[int, str]:
     if epoch:
         return sent.get((holder, epoch), {})
-    found: dict[int, str] = {}  # a Shared producer, whatever epoch it received
+    found: dict[int, str] = {}  # of a Shared producer, under all its epochs
     for (name, _), values in sent.items():
         if name == holder:
             found |= values
@@ -227,7 +227,7 @@ def reads_agree(history: History) -> list[str]:
     problems: list[str] = []
     for topic in history.topics:
         entries = history.logs[topic].entries
-        forgotten = history.forgotten.get(topic, {})
+        destroyed = history.destroyed.get(topic, {})
         value_at = {entry.position: entry.value for entry in entries}
         for operation in history.operations:
             if operation.topic != topic or operation.outcome is not Outcome.OK:
@@ -237,10 +237,12 @@ def reads_agree(history: History) -> list[str]:
                 seen = [(operation.position, operation.value)]
             for position, value in seen:
                 present = value_at.get(position)
-                if present is None and value in forgotten:
+                if present is None and value in destroyed:
                     continue
                 if present != value:
-                    problems.append(f"{topic}: {position} is {present}, was seen as {value}")
+                    problems.append(
+                        f"{topic}: {position} is {present}, but a reader received {value}"
+                    )
             if operation.kind is Kind.READ and seen:
                 there = {position for position, _ in seen}
                 last = max(there)
@@ -249,15 +251,15 @@ def reads_agree(history: History) -> list[str]:
                     for entry in entries
                     if entry.position <= last
                     and entry.position not in there
-                    # Emptied, read, and restored by a restart from an older file.
-                    and forgotten.get(entry.value, NEVER) > operation.completed_at
+                    # The entry was destroyed before the read, and restored later by a restart from an older file.
+                    and destroyed.get(entry.value, NEVER) > operation.completed_at
                 ]
                 if [position for position, _ in seen] != sorted(there):
                     problems.append(f"{topic}: a read is out of order or repeats")
     return problems
 
 
-def never_forgotten(history: History) -> list[str]:
+def fence_is_remembered(history: History) -> list[str]:
     """S12: the stored epoch and ledger are not below the highest that was ever granted."""
     problems: list[str] = []
     for topic in history.topics:

@@ -21,7 +21,7 @@ def test_the_work_of_children_is_not_that_of_others(monkeypatch: pytest.MonkeyPa
     assert 0 <= knowing.share() < takes_all_for_others <= 1
 
 
-def test_what_others_do_just_now_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_in_progress_on_other_brokers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "process_usage", lambda _pids: machine.ProcessUsage(0, 0))
     with subprocess.Popen([sys.executable, "-c", BUSY]):
         assert 0 < machine.others_share_now(0.3) <= 1

@@ -44,7 +44,7 @@ def test_both_commands_in_either_order_leave_the_same_page(tmp_path: Path) -> No
     assert "quiet" in one.read_text()
 
 
-def test_measuring_servers_anew_keeps_the_operators_half(tmp_path: Path) -> None:
+def test_measuring_servers_again_keeps_the_operators_half(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text(page.merged(FIRST, {page.IDLE: "quiet"}))
     second = halves(path.read_text())[1]
@@ -52,7 +52,7 @@ def test_measuring_servers_anew_keeps_the_operators_half(tmp_path: Path) -> None
     assert halves(path.read_text()) == ("# Benchmarks\n\nnewer\n", second)
 
 
-def test_a_page_of_servers_alone_is_written_as_it_is(tmp_path: Path) -> None:
+def test_a_page_of_servers_alone_is_written_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     put_first_half(path, FIRST)
     assert path.read_text() == FIRST
@@ -71,7 +71,7 @@ def test_a_part_is_replaced_and_the_others_stay_in_their_order() -> None:
 # ------------------------------------------------------------ the parts
 
 
-def test_bursts_are_told_by_their_medians_and_judged_at_a_thousand_topics() -> None:
+def test_bursts_are_reported_by_medians_and_judged_at_a_thousand_topics() -> None:
     bursts = [
         [burst(10, 1.0), burst(10, 3.0), burst(10, 2.0)],
         [burst(1000, 8.0), burst(1000, 30.0), burst(1000, 9.0, memory=201_000_000)],
@@ -97,7 +97,7 @@ def test_a_single_write_while_idle_misses_the_goal(writes: int, verdict: str) ->
     assert "for 10 minutes" in text
 
 
-def test_takeovers_stand_beside_the_leases() -> None:
+def test_the_page_compares_takeovers_with_leases() -> None:
     measured = {
         (page.OURS, Fault.CRASH): rounds(*range(10, 211)),
         (page.OURS, Fault.SILENT): rounds(2500, 3100),
@@ -123,7 +123,7 @@ def test_a_violation_in_the_log_is_a_missed_goal() -> None:
     assert row(text, "stale appends in the log: none")[1] == "**missed**"
 
 
-def test_conditions_are_told_with_every_part() -> None:
+def test_conditions_are_sent_with_every_part() -> None:
     text = page.topics_part([[burst(10, 1.0)]], 2, CONDITIONS)
     assert "Machine: 2 cores" in text
     assert "`python -m bench.operator_run`" in text

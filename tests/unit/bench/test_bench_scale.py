@@ -26,7 +26,7 @@ def test_requests_that_change_something_are_counted_by_resource() -> None:
     }
 
 
-def test_leases_are_told_apart_and_new_resources_count_from_nothing() -> None:
+def test_leases_are_distinguished_and_new_resources_count_from_nothing() -> None:
     before = {"leases": 10, "exclusivetopics/status": 5}
     after = {"leases": 15, "exclusivetopics/status": 5, "events": 2}
     assert difference(before, after) == (2, 5)
@@ -49,12 +49,12 @@ def test_nonsense_is_refused(words: list[str], capsys: pytest.CaptureFixture[str
     assert "argument" in capsys.readouterr().err
 
 
-def test_what_is_missing_is_said_for_the_parts_that_need_it(
+def test_a_missing_tool_is_reported_for_the_tiers_that_need_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pod_lab, "missing", lambda: ["root, for containers"])
     monkeypatch.setattr(pod_lab, "missing_programs", lambda names: [])
     assert operator_run.missing(["scale", "idle"]) == []
-    (said,) = operator_run.missing(["scale", "lease"])
-    assert said.startswith("root, for containers")
-    assert "--parts scale,idle" in said
+    (answer,) = operator_run.missing(["scale", "lease"])
+    assert answer.startswith("root, for containers")
+    assert "--parts scale,idle" in answer

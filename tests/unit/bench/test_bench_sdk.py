@@ -15,14 +15,14 @@ def test_three_commands_in_any_order_leave_the_same_page() -> None:
     one = sdk_run.DIVISION.merged(operator_page.merged(FIRST, operator), sdk)
     other = operator_page.merged(sdk_run.DIVISION.merged(FIRST, sdk), operator)
     assert one == other
-    first, second, pipeline, last, _ = report.divisions(one)
+    first, second, pipeline, last, *_ = report.divisions(one)
     assert "all of them" in first
     assert "fast" in second
     assert pipeline == ""
     assert "quiet" in last
 
 
-def test_measuring_the_servers_anew_keeps_the_other_divisions() -> None:
+def test_measuring_the_servers_again_keeps_the_other_divisions() -> None:
     page = sdk_run.DIVISION.merged(
         operator_page.merged(FIRST, {operator_page.IDLE: "q"}), {TITLES[0]: "f"}
     )
@@ -42,12 +42,12 @@ def test_a_part_is_replaced_and_the_others_stay_in_their_order() -> None:
 
 def test_the_sdk_is_judged_against_the_stock_client() -> None:
     samples = sdk_publish.Samples()
-    for figure, ours, theirs in (
+    for figure, ours, other in (
         (sdk_publish.UNBATCHED, 30_000.0, 20_000.0),
         (sdk_publish.BATCHED, 50_000.0, 100_000.0),
     ):
         samples.add(figure, sdk_publish.SDK, ours)
-        samples.add(figure, sdk_publish.STOCK, theirs)
+        samples.add(figure, sdk_publish.STOCK, other)
     text = report.part(*_with_conditions(sdk_publish.report(samples, 1, 1_000)))
     assert "| unbatched | 30,000/s | 20,000/s | 1.50 times |" in text
     assert "unbatched, at least the stock client's | 1.50 times | holds |" in text

@@ -14,7 +14,7 @@ def test_its_division_is_replaced_and_kept(tmp_path: Path) -> None:
     put_secured(page, "old\n")
     put_secured(page, "new\n")
     put_first_half(page, "# Benchmarks\n\nnewer\n")
-    first, _, _, operator, secured = divisions(page.read_text())
+    first, _, _, operator, secured, _ = divisions(page.read_text())
     assert "newer" in first
     assert "rounds" in operator
     assert secured == f"{SECURED_HEADING}\n\nnew\n"

@@ -72,7 +72,7 @@ async def lab(tmp_path: Path, limits: ApiLimits) -> AsyncIterator[Lab]:
         await found.api.close()
 
 
-async def test_an_object_goes_out_and_comes_back(lab: Lab) -> None:
+async def test_an_object_survives_a_round_trip(lab: Lab) -> None:
     lab.says(201, '{"kind": "Thing"}')
     answer = await lab.api.send("POST", "/things", {"name": "x"})
     assert (answer.status, answer.document, answer.is_done) == (201, {"kind": "Thing"}, True)
@@ -112,7 +112,7 @@ async def test_a_redirect_is_not_followed_with_the_token(lab: Lab) -> None:
     assert len(lab.tokens) == 1
 
 
-async def test_a_pause_that_is_asked_for_is_kept(lab: Lab) -> None:
+async def test_a_requested_pause_is_kept(lab: Lab) -> None:
     lab.says(429, '{"message": "busy"}', Retry_After="3")
     with pytest.raises(Unavailable, match="busy"):
         await lab.api.get("/things/x")
@@ -125,7 +125,7 @@ async def test_a_pause_that_is_asked_for_is_kept(lab: Lab) -> None:
     assert (await lab.api.get("/things/x")).status == 200
 
 
-async def test_a_pause_has_an_end_whatever_is_asked_for(lab: Lab) -> None:
+async def test_a_requested_pause_is_limited(lab: Lab) -> None:
     lab.says(503, "", Retry_After="999999")
     with pytest.raises(Unavailable):
         await lab.api.get("/things/x")

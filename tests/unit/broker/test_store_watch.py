@@ -9,10 +9,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from onewriter_broker.log.store.api import Durability, Observation
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import Durability, Observation, ShardState
+from onewriter_broker.log.store.redis.store import with_health
 from onewriter_broker.store_watch import StoreWatch, nearly_full, with_replicas
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 SEEN = Observation("r", "", True, 0, {}, memory_bytes_used=50, memory_bytes_max=100)
 LOCAL = frozenset({Durability.NONE, Durability.LOCAL})
@@ -37,7 +38,7 @@ LOCAL = frozenset({Durability.NONE, Durability.LOCAL})
         "the limit was lifted",
     ],
 )
-def test_a_store_is_nearly_full_until_there_is_room(
+def test_a_store_counts_as_almost_full_until_it_has_space(
     used: int, limit: int, *, was_full: bool, expected: bool
 ) -> None:
     seen = dataclasses.replace(SEEN, memory_bytes_used=used, memory_bytes_max=limit)
@@ -68,7 +69,7 @@ async def test_the_watch_reports_how_long_the_store_was_unavailable() -> None:
         replicas=0,
         filled=lambda _: None,
         promised=lambda _: None,
-        dataset=lambda _: None,
+        dataset=lambda _replid, _buckets: None,
         returned=away.append,
         now=lambda: now,
         interval_seconds=0.0,
@@ -87,10 +88,12 @@ async def test_the_watch_reports_how_long_the_store_was_unavailable() -> None:
         now = 107.0
         await on_observation()
         assert away == []
+        assert watch.problem
         store.faults.is_cut_off = False
         now = 108.0
         await on_observation()
         assert away == [8.0], "since it last answered"
+        assert watch.problem == ""
         running.cancel()
 
 
@@ -99,7 +102,7 @@ async def test_the_watch_reports_how_long_the_store_was_unavailable() -> None:
     [(50, 100, 40, 47), (92, 100, 0, 5), (99, 100, 0, 0), (99, 0, math.inf, math.inf)],
     ids=["some space", "nearly full", "full", "no limit"],
 )
-def test_the_room_of_a_compaction_depends_on_its_need(
+def test_the_memory_of_a_compaction_depends_on_its_need(
     used: int, limit: int, free_bytes: float, needed_free_bytes: float
 ) -> None:
     watch = StoreWatch(
@@ -108,12 +111,13 @@ def test_the_room_of_a_compaction_depends_on_its_need(
         replicas=0,
         filled=lambda _: None,
         promised=lambda _: None,
-        dataset=lambda _: None,
+        dataset=lambda _replid, _buckets: None,
         returned=lambda _: None,
         now=lambda: 0.0,
     )
     assert watch.free_bytes(is_needed=False) == math.inf  # before the first observation
-    watch.observe(dataclasses.replace(SEEN, memory_bytes_used=used, memory_bytes_max=limit))
+    seen = dataclasses.replace(SEEN, memory_bytes_used=used, memory_bytes_max=limit)
+    watch.observe_shards([ShardState("", None, seen)])
     assert watch.free_bytes(is_needed=False) == pytest.approx(free_bytes)
     assert watch.free_bytes(is_needed=True) == pytest.approx(needed_free_bytes)
 
@@ -131,7 +135,7 @@ async def test_brokers_share_the_reserve_and_look_at_it_before_they_use_it() -> 
         replicas=0,
         filled=lambda _: None,
         promised=lambda _: None,
-        dataset=lambda _: None,
+        dataset=lambda _replid, _buckets: None,
         returned=lambda _: None,
         now=lambda: 0.0,
         brokers=lambda: 3,
@@ -142,3 +146,45 @@ async def test_brokers_share_the_reserve_and_look_at_it_before_they_use_it() -> 
     assert watch.free_bytes(is_needed=True) == pytest.approx(47 / 3), "by the last observation"
     assert await watch.observed_free_bytes(is_needed=True) == pytest.approx(1)
     assert watch.is_full
+
+
+def test_faults_are_logged_once_for_each_primary(capsys: pytest.CaptureFixture[str]) -> None:
+    store = FakeLogStore(FakeServer().resolve, buckets=1, commit_timeout_seconds=0)
+    watch = StoreWatch(
+        store,
+        LOCAL,
+        replicas=0,
+        filled=lambda _: None,
+        promised=lambda _: None,
+        dataset=lambda _replid, _buckets: None,
+        returned=lambda _: None,
+        now=lambda: 0.0,
+    )
+    failed = dataclasses.replace(SEEN, faults=("the append-only file could not be written",))
+    for seen in (SEEN, failed, failed, SEEN):
+        watch.observe_shards([ShardState("a:1", None, seen)])
+    shown = capsys.readouterr().out
+    assert shown.count("store.fault ") == 1
+    assert shown.count("store.fault_ended ") == 1
+
+
+@pytest.mark.parametrize(
+    ("persistence", "expected"),
+    [
+        ("aof_last_write_status:ok\r\naof_last_bgrewrite_status:ok\r\n", ()),
+        ("aof_last_write_status:err\r\n", ("the append-only file could not be written",)),
+        (
+            "aof_last_bgrewrite_status:err\r\n",
+            ("the append-only file could not be rewritten",),
+        ),
+        ("", ()),
+    ],
+)
+def test_the_server_reports_faults_of_its_files(
+    persistence: str, expected: tuple[str, ...]
+) -> None:
+    debug = b"eventloop_duration_aof_sum:1500000\r\n"
+    seen = with_health(SEEN, [persistence.encode(), debug])
+    assert seen.faults == expected
+    assert seen.sync_seconds == 1.5
+    assert with_health(SEEN, [b"", b""]).sync_seconds == 0.0, "a server without this section"

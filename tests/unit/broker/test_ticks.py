@@ -14,8 +14,6 @@ from tests.unit.broker.ticks import Others
 from onewriter_broker.http.onewriter import bulk, history
 from onewriter_broker.http.site import ITEMS_PER_TICK, listing
 from onewriter_broker.log.store.api import Block, LogStore
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.store.redis.primary import RedisSettings
 from onewriter_broker.log.store.redis.store import AUDIT_RECORDS_PER_TICK, RedisLogStore
 from onewriter_broker.log.store.staged_parts import StagedPart
@@ -25,6 +23,8 @@ from onewriter_broker.topic.history.audit import AuditTail
 from onewriter_broker.topic.publish.staging import NOTED_PER_TICK, Staging
 from onewriter_broker.topic.retention.segments import Segment, SegmentPage
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 TOPIC = TopicName.parse("orders")
 TICKS = 5
@@ -35,7 +35,7 @@ TICKS = 5
 
 
 @pytest.mark.parametrize("count", [0, 1, ITEMS_PER_TICK, 3 * ITEMS_PER_TICK + 1])
-async def test_a_listing_is_what_would_be_answered_at_once(count: int) -> None:
+async def test_a_listing_in_steps_equals_a_json_response(count: int) -> None:
     items = [{"id": number, "text": 'ü"\\'} for number in range(count)]
     reported: dict[str, object] = {"topic": "ü", "next": None}
     made, plain = (
@@ -47,13 +47,13 @@ async def test_a_listing_is_what_would_be_answered_at_once(count: int) -> None:
     assert json.loads(made.body) == reported | {"items": items}
 
 
-async def test_a_long_listing_leaves_turns_to_others() -> None:
+async def test_a_long_listing_lets_other_tasks_run() -> None:
     with Others() as others:
         await listing({}, "items", range(ITEMS_PER_TICK * TICKS))
     assert others.ticks >= TICKS
 
 
-def test_of_a_segment_that_grows_while_it_is_told_no_more_is_told() -> None:
+def test_a_segment_that_grows_during_the_answer_is_cut_at_its_first_end() -> None:
     segments = [Segment(ledger) for ledger in range(3)]
     for each in segments:
         each.add(Block(Position(each.ledger, 1), [1], b"x", None, 1, b""))
@@ -96,7 +96,7 @@ async def test_reading_the_audit_of_earlier_brokers_lets_other_tasks_run() -> No
 
 
 @pytest.mark.parametrize("after", [None, "0-0"])
-async def test_a_topics_history_leaves_turns_to_others(after: str | None) -> None:
+async def test_reading_a_history_lets_other_tasks_run(after: str | None) -> None:
     audit, count = cast("LogStore", Audit(500)), 500
     with Others() as others:
         if after is None:
@@ -133,7 +133,7 @@ async def test_records_of_the_audit_are_taken_apart_in_steps(
 # --- staged parts
 
 
-async def test_looking_through_what_is_staged_leaves_turns_to_others() -> None:
+async def test_listing_staged_parts_lets_other_tasks_run() -> None:
     server = FakeServer()
     store = FakeLogStore(server.resolve)
     staging = Staging(store, lambda _: 0, lambda: [0], lambda: 0)

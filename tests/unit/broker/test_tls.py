@@ -62,7 +62,7 @@ def test_a_certificate_is_late_in_the_last_tenth_of_its_life(lab: Lab) -> None:
     assert certificate.not_after == lab.ends
 
 
-def test_half_a_renewal_changes_nothing_and_is_said_once(lab: Lab) -> None:
+def test_half_a_renewal_changes_nothing_and_is_reported_once(lab: Lab) -> None:
     certificate = lab.open()
     good = (lab.certificate.read_bytes(), lab.key.read_bytes())
     lab.authority.server("broker", ["localhost"])

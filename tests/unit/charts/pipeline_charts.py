@@ -17,6 +17,7 @@ S3: Json = {
     "objectStore": {"secretName": "bucket", "options": {"AWS_REGION": "eu-north-1"}},
 }
 TRIM: Json = {"retention": {"trim": {"enabled": True}}}
+VERIFY: Json = {"verification": {"enabled": True}}
 
 
 def values(runner: str = "cronjob", **more: Any) -> Json:

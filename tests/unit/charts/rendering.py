@@ -70,7 +70,13 @@ LEAST: Json = {
 }
 """As little as there can be."""
 
-ALL = {"defaults": {}, "everything": EVERYTHING, "least": LEAST}
+CLUSTER: Json = {
+    "store": {"shards": 3, "replicas": 1},
+    "brokers": {"settings": {"minimumDurability": "Replicated"}},
+}
+"""A cluster as the store."""
+
+ALL = {"defaults": {}, "everything": EVERYTHING, "least": LEAST, "cluster": CLUSTER}
 
 
 @cache

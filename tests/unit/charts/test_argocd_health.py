@@ -53,7 +53,7 @@ def test_every_reason_has_a_health(reasons: Any) -> None:
             )
 
 
-def test_it_is_shown_how_to_use_it() -> None:
+def test_the_documentation_shows_how_to_use_the_health_checks() -> None:
     reported = (ROOT / "docs" / "install.md").read_text()
     for kind in ("ExclusiveTopic", "ProducerClaim"):
         assert f"resource.customizations.health.onewriter.dev_{kind}" in reported

@@ -43,7 +43,7 @@ GOLDEN = ROOT / "tests" / "unit" / "charts" / "golden"
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
-def test_what_is_generated_is_as_the_models_are(path: Any) -> None:
+def test_generated_files_match_the_models(path: Any) -> None:
     assert path.read_text(encoding="utf-8") == files()[path], "run python -m charts.generator"
 
 
@@ -59,7 +59,7 @@ def test_the_chart_is_of_the_projects_version() -> None:
     assert about["kubeVersion"].startswith(">=1.33")
 
 
-def test_it_passes_helms_own_lint() -> None:
+def test_the_chart_passes_helm_lint() -> None:
     for values in ALL.values():
         report = helm_python.lint(
             CHART, values, strict=True, namespace="system", kube_version="v1.36.3"
@@ -68,7 +68,7 @@ def test_it_passes_helms_own_lint() -> None:
 
 
 @pytest.mark.parametrize("case", ALL)
-def test_it_renders_as_it_did(case: str) -> None:
+def test_the_rendered_chart_is_unchanged(case: str) -> None:
     path = GOLDEN / f"{case}.yaml"
     documents = [each for each in rendered(ALL[case]) if each["kind"] != "CustomResourceDefinition"]
     text = stable(documents)
@@ -92,6 +92,8 @@ WRONG: dict[str, Json] = {
     "an unknown source": {"certificates": {"brokers": "Elsewhere"}},
     "a long wait of every pod": {"webhook": {"timeoutSeconds": 30}},
     "a namespace that cannot be": {"operator": {"namespaces": ["A_B"]}},
+    "two shards": {"store": {"shards": 2}},
+    "a cluster without replicas": {"store": {"shards": 3, "replicas": 0}},
 }
 
 
@@ -111,7 +113,7 @@ def test_a_parent_chart_may_hand_down_values() -> None:
     chart().validate_schema({"global": {"anything": 1}})
 
 
-def test_what_only_models_can_say_is_said_by_them() -> None:
+def test_models_reject_values_that_the_chart_cannot_check() -> None:
     with pytest.raises(pydantic.ValidationError, match="without a volume"):
         as_model({"valkey": {"storage": {"size": ""}}})
 
@@ -142,11 +144,12 @@ def test_the_operator_can_read_its_configuration(case: str) -> None:
     values = as_model(ALL[case])
     assert found.brokers.replicas == values.brokers.replicas
     assert found.valkey == values.valkey
+    assert found.store == values.store
     assert found.operator.namespaces == values.operator.namespaces
     assert found.namespace == "system"
 
 
-def test_an_image_by_digest_counts_for_all_parts() -> None:
+def test_an_image_by_digest_applies_to_all_parts() -> None:
     documents = rendered(EVERYTHING)
     reference = f"mirror/onewriter@sha256:{'0' * 64}"
     assert configuration(documents).image.reference == reference
@@ -155,7 +158,7 @@ def test_an_image_by_digest_counts_for_all_parts() -> None:
 
 
 @pytest.mark.parametrize("case", ALL)
-def test_pods_run_as_nobody(case: str) -> None:
+def test_pods_run_as_an_unprivileged_user(case: str) -> None:
     for template in pod_templates(rendered(ALL[case])):
         pod = template["spec"]
         assert pod["securityContext"]["runAsUser"] == 65532
@@ -211,7 +214,7 @@ PLURALS = {
 }
 
 
-@pytest.mark.parametrize("case", ["defaults", "everything"])
+@pytest.mark.parametrize("case", ["defaults", "everything", "cluster"])
 def test_the_operator_may_install_what_it_installs(case: str) -> None:
     documents = rendered(ALL[case])
     wanted = configuration(documents)
@@ -227,7 +230,7 @@ def test_the_operator_may_install_what_it_installs(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ALL)
-def test_nobody_may_do_everything_nor_read_secrets(case: str) -> None:
+def test_no_role_has_all_rights_or_reads_secrets(case: str) -> None:
     for role in of_kind(rendered(ALL[case]), "Role", "ClusterRole"):
         for rule in role["rules"]:
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
@@ -239,7 +242,11 @@ def test_nobody_may_do_everything_nor_read_secrets(case: str) -> None:
                     # The clean-up asks whether Helm uninstalls the release.
                     is_helms = name.startswith("sh.helm.release.v1.onewriter.v")
                     is_cleaning = role["metadata"]["name"] == "onewriter-clean-up"
-                    is_made_once = name in {"onewriter-valkey-password", "onewriter-metrics"}
+                    is_made_once = name in {
+                        "onewriter-valkey-password",
+                        "onewriter-valkey-cluster",
+                        "onewriter-metrics",
+                    }
                     assert is_made_once or (is_helms and is_cleaning)
 
 
@@ -266,7 +273,7 @@ def test_some_namespaces_alone() -> None:
         for each in of_kind(documents, "ClusterRole")
         if "aggregate" not in str(each["metadata"]["labels"])
     }
-    assert cluster_wide == {"onewriter-system-token-review"}
+    assert cluster_wide == {"onewriter-system-token-review", "onewriter-system-nodes"}
     places = {
         each["metadata"]["namespace"]
         for each in of_kind(documents, "Role")
@@ -275,7 +282,7 @@ def test_some_namespaces_alone() -> None:
     assert places == {"shop", "bank"}
 
 
-def test_editors_of_a_namespace_declare_topics_and_nobody_writes_anchors() -> None:
+def test_editors_of_a_namespace_declare_topics_and_no_user_writes_anchors() -> None:
     documents = rendered()
     edit = named(documents, "ClusterRole", "onewriter-system-edit")
     assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
@@ -321,7 +328,7 @@ KEPT = {
 """Annotations by which Helm, Argo CD and Flux leave an object alone."""
 
 
-def test_definitions_stay_unless_an_administrator_says_otherwise() -> None:
+def test_definitions_stay_unless_an_administrator_removes_them() -> None:
     """That of BucketAnchor always stays: without anchors, brokers refuse the data in the volume."""
     for keep in (True, False):
         found = of_kind(rendered({"crds": {"keep": keep}}), "CustomResourceDefinition")
@@ -332,7 +339,7 @@ def test_definitions_stay_unless_an_administrator_says_otherwise() -> None:
     assert of_kind(rendered(LEAST), "CustomResourceDefinition") == []
 
 
-def test_uninstalling_prints_what_the_clean_up_says() -> None:
+def test_uninstalling_prints_the_report_of_the_clean_up() -> None:
     job = named(rendered(), "Job", "onewriter-clean-up")
     policy = job["metadata"]["annotations"]["helm.sh/hook-output-log-policy"]
     assert policy == "hook-succeeded,hook-failed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.unit.charts.pipeline_charts import (
     RUNNERS,
     S3,
     TRIM,
+    VERIFY,
     applications,
     commands,
     ours,
@@ -56,7 +58,7 @@ def test_there_is_nothing_of_it_unless_it_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_it_renders_as_it_did(runner: str) -> None:
+def test_the_rendered_chart_is_unchanged(runner: str) -> None:
     path = GOLDEN / f"pipeline-{runner}.yaml"
     text = stable(ours(rendered(values(runner, **TRIM))))
     if os.environ.get("ONEWRITER_GOLDEN") == "write":
@@ -65,7 +67,7 @@ def test_it_renders_as_it_did(runner: str) -> None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_it_passes_helms_own_lint(runner: str) -> None:
+def test_the_chart_passes_helm_lint(runner: str) -> None:
     report = helm_python.lint(
         CHART, values(runner, **TRIM), strict=True, namespace="system", kube_version="v1.36.3"
     )
@@ -107,7 +109,7 @@ def test_wrong_values_are_refused(case: str) -> None:
         ({"jobs": {"snapshot": {"enabled": True}}}, "spark.jobs.snapshot needs topic and to"),
     ],
 )
-def test_what_cannot_work_is_said_by_chart_and_models(given: Json, words: str) -> None:
+def test_chart_and_models_reject_values_that_cannot_work(given: Json, words: str) -> None:
     with pytest.raises(helm_python.HelmRenderError, match=words):
         rendered(values(**given))
     with pytest.raises(pydantic.ValidationError, match=words):
@@ -135,9 +137,9 @@ def test_executors_are_more_than_none_where_they_do_the_work() -> None:
 def test_every_verb_takes_its_arguments(runner: str) -> None:
     """As far as the verbs themselves judge them: nothing is connected to."""
     snapshot = {"enabled": True, "topic": "limits", "to": "s3://history/limits"}
-    more = {**TRIM, "checkpoint": {"uri": "s3://c"}, "jobs": {"snapshot": snapshot}}
+    more = {**TRIM, **VERIFY, "checkpoint": {"uri": "s3://c"}, "jobs": {"snapshot": snapshot}}
     found = commands(runner, rendered(values(runner, **more)))
-    assert set(found) == {"offload", "audit", "snapshot", "trim"}
+    assert set(found) == {"offload", "audit", "snapshot", "trim", "verify"}
     for verb, arguments in found.items():
         module = importlib.import_module(f"onewriter_pipeline.jobs.{verb}")
         command: click.Command = module.command
@@ -153,6 +155,8 @@ def test_every_verb_takes_its_arguments(runner: str) -> None:
             assert given["pattern"] == ".*"
         if verb == "trim":
             assert given["keep_hours"] == 24
+        elif verb == "verify":
+            assert given["keep_days"] is None
         else:
             assert "spark.sql.streaming.checkpointLocation=s3://c" in given["conf"]
             assert given["master"] == ("local[2]" if runner == "cronjob" else "")
@@ -355,6 +359,55 @@ def test_the_pipelines_accounts_have_its_role_and_administer_nothing() -> None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
+def test_verification_is_scheduled_with_the_least_rights(runner: str) -> None:
+    tables: Json = {"table": {"uri": "/data/t", "volumeClaim": "tables"}}
+    chosen: Json = {"verification": {"enabled": True, "args": ["--keep-days=30"], "suspend": True}}
+    documents = rendered(values(runner, **tables, **chosen))
+    account = "onewriter-pipeline-verify"
+    job = named(documents, "CronJob", "onewriter-verify")["spec"]
+    assert (job["schedule"], job["suspend"], job["concurrencyPolicy"]) == (
+        "53 4 * * *",
+        True,
+        "Forbid",
+    )
+    pod = job["jobTemplate"]["spec"]["template"]["spec"]
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == (account, False)
+    (container,) = pod["containers"]
+    assert container["args"][-1] == "--keep-days=30"
+    assert container["resources"]["limits"] == {"memory": "2Gi"}
+    mounts = {each["mountPath"]: each.get("readOnly", False) for each in container["volumeMounts"]}
+    assert mounts["/data"] is True
+    assert not named(documents, "ServiceAccount", account)["automountServiceAccountToken"]
+    bound = [
+        subject["name"]
+        for each in of_kind(documents, "RoleBinding", "ClusterRoleBinding")
+        for subject in each["subjects"]
+    ]
+    assert account not in bound
+    subjects = configuration(documents).brokers.access.pipelines
+    assert f"system:serviceaccount:system:{account}" in subjects
+
+
+def test_verification_is_off_by_default() -> None:
+    documents = rendered(values())
+    assert "onewriter-verify" not in {
+        each["metadata"]["name"] for each in of_kind(documents, "CronJob", "ServiceAccount")
+    }
+
+
+def test_failed_verification_has_an_alert() -> None:
+    given = {**values(**VERIFY), "monitoring": {"prometheusRule": {"enabled": True}}}
+    documents = rendered(given)
+    (group,) = of_kind(documents, "PrometheusRule")[0]["spec"]["groups"]
+    (rule,) = [each for each in group["rules"] if each["alert"] == "OnewriterVerificationFailed"]
+    pattern = re.search(r'namespace="system", job_name=~"([^"]+)"', rule["expr"])
+    assert pattern is not None
+    jobs = [each["metadata"]["name"] for each in of_kind(documents, "CronJob")]
+    watched = [each for each in jobs if re.fullmatch(pattern[1], f"{each}-29411693")]
+    assert sorted(watched) == ["onewriter-audit", "onewriter-verify"]
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
 def test_the_network_leads_to_brokers_and_object_store_and_not_to_the_store(runner: str) -> None:
     policy = named(rendered(values(runner)), "NetworkPolicy", "onewriter-pipeline")["spec"]
     open_ports = {
@@ -397,7 +450,7 @@ def test_brokers_let_jobs_in_where_only_some_may_be_clients() -> None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_a_monitored_driver_shows_metrics_where_they_are_looked_for(runner: str) -> None:
+def test_a_monitored_driver_serves_metrics_on_the_scraped_port(runner: str) -> None:
     documents = rendered({**values(runner), "monitoring": {"podMonitor": {"enabled": True}}})
     monitor = named(documents, "PodMonitor", "onewriter-pipeline")["spec"]
     (endpoint,) = monitor["podMetricsEndpoints"]

@@ -10,12 +10,15 @@ import yaml
 from charts.generator.values import Values
 from tests.unit.charts.rendering import CHART, ROOT
 
+from onewriter_broker.ownership.store_access import StoreAccess
 from onewriter_core.api.status import ExclusiveTopicStatus, FencedPod, ProducerClaimStatus
 from onewriter_core.api.topic import ExclusiveTopic
 from onewriter_core.errors import ServerError
-from onewriter_core.topic.model import Departure
+from onewriter_core.kubernetes.kinds import ANCHOR, CLAIM, ONE_WRITER, TOPIC
+from onewriter_core.topic.model import TransitionCause
 from onewriter_operator.conditions import CLAIM_REASONS, ONE_WRITER_REASONS, TOPIC_REASONS
 from onewriter_operator.plan.actions import EventReason
+from onewriter_operator.plan.store_shards import StoreState
 from onewriter_operator.reconcile.lost_brokers import REASON as BROKER_LOST
 
 PAGES = (
@@ -53,9 +56,11 @@ def words() -> set[str]:
     found: set[str] = set(KUBERNETES)
     for reasons in (TOPIC_REASONS, CLAIM_REASONS, ONE_WRITER_REASONS):
         found |= set(reasons) | {each for group in reasons.values() for each in group}
-    found |= {each.value for each in Departure} | {"Forced"}
+    found |= {each.value for each in TransitionCause} | {"Forced"}
+    found |= {each.value for each in StoreAccess}
     found |= set(re.findall(r"[A-Z]\w+", str(FencedPod.model_fields["outcome"].annotation)))
     found |= set(get_args(EventReason))
+    found |= {state.value for state in StoreState}
     found |= set(re.findall(r'name = "(\w+)" if reason', sources()))
     found |= {"".join(part.title() for part in each.name.split("_")) for each in ServerError}
     found |= {"ExclusiveTopic", "ProducerClaim", "BucketAnchor", "OneWriter", BROKER_LOST}
@@ -91,7 +96,8 @@ def test_every_log_line_and_value_exists(name: str) -> None:
     known = sources()
     for each in sorted(dotted):
         is_said = f'"{each}"' in known
-        assert is_said or is_field(each) or is_file(each), f"{each} is nowhere"
+        is_resource = each in {kind.resource for kind in (TOPIC, CLAIM, ONE_WRITER, ANCHOR)}
+        assert is_said or is_field(each) or is_file(each) or is_resource, f"{each} is nowhere"
 
 
 def is_file(name: str) -> bool:

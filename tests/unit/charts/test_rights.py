@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.unit.charts.pipeline_charts import RUNNERS, TRIM, values
-from tests.unit.charts.rendering import EVERYTHING, ROOT, configuration, of_kind, rendered
+from tests.unit.charts.rendering import CLUSTER, EVERYTHING, ROOT, configuration, of_kind, rendered
 
 from onewriter_operator.installation import objects
 
@@ -33,12 +33,13 @@ def renderings() -> list[list[Json]]:
         rendered({}),
         rendered({"operator": OPT_INS}),
         rendered(everything),
+        rendered(CLUSTER),
         *(rendered(values(runner, **TRIM)) for runner in RUNNERS),
     ]
 
 
 def place(binding: Json, role: str) -> str:
-    if role.endswith("-token-review"):
+    if role.endswith(("-token-review", "-nodes")):
         return "cluster"
     if binding["metadata"].get("namespace") == "system":
         return "installation"
@@ -74,7 +75,7 @@ def rights(documents: list[Json]) -> set[Right]:
 def named(name: str) -> str:
     """A name as the document has it: the release is called onewriter there."""
     name = re.sub(r"^(sh\.helm\.release\.v1\.onewriter)\.v\d+$", r"\1.vN", name)
-    return re.sub(r"^(onewriter-broker)-\d+$", r"\1-N", name)
+    return re.sub(r"^(onewriter-(?:broker|valkey))-\d+$", r"\1-N", name)
 
 
 def rows() -> list[list[str]]:
@@ -140,7 +141,7 @@ def test_a_right_can_be_opted_into_for_some_namespaces(value: str) -> None:
     assert name not in {each["metadata"]["name"] for each in of_kind(documents, "ClusterRole")}
 
 
-def test_the_authoritys_key_is_mounted_by_nobody() -> None:
+def test_no_pod_mounts_the_key_of_the_authority() -> None:
     for documents in renderings():
         text = "".join(
             str(each) for each in of_kind(documents, "Deployment", "Job", "Pod", "CronJob")
@@ -168,7 +169,7 @@ def test_the_policy_allows_every_secret_that_the_operator_mounts(values: Json) -
                 assert name in exact or name.startswith(prefixes), name
 
 
-def test_exceptions_stand_in_the_policy_and_not_in_parameters() -> None:
+def test_exceptions_are_in_the_policy_and_not_in_parameters() -> None:
     # Where the last binding with ConfigMaps as parameters was deleted once (a reinstallation is enough), the API
     # server reads none again until it is restarted: it refuses everything.
     exceptions = [
@@ -181,8 +182,8 @@ def test_exceptions_stand_in_the_policy_and_not_in_parameters() -> None:
     for each in of_kind(documents, "ValidatingAdmissionPolicyBinding"):
         assert "paramRef" not in each["spec"]
     variables = named_policy(documents, "onewriter-system-tenancy")["spec"]["variables"]
-    said = {each["name"]: each["expression"] for each in variables}
-    assert said["allowed"] == "['billing/shop', 'billing/bank']"
+    answer = {each["name"]: each["expression"] for each in variables}
+    assert answer["allowed"] == "['billing/shop', 'billing/bank']"
 
 
 def named_policy(documents: list[Json], name: str) -> Json:

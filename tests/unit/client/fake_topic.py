@@ -195,8 +195,8 @@ class FakeTopic:
 
     def find(self, link: FakeLink, consumer_id: int) -> Subscriber | None:
         """Nobody, where the consumer was closed and has not heard of it yet."""
-        mine = (each for each in self.subscribers if each.link is link)
-        return next((each for each in mine if each.command.consumer_id == consumer_id), None)
+        own = (each for each in self.subscribers if each.link is link)
+        return next((each for each in own if each.command.consumer_id == consumer_id), None)
 
     def of(self, link: FakeLink, consumer_id: int) -> Subscriber:
         found = self.find(link, consumer_id)

@@ -58,13 +58,13 @@ def described(module: str, name: str) -> str:
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
 def test_every_public_name_has_a_docstring_of_its_own(module: str, name: str) -> None:
-    said = {word.lower() for word in re.findall(r"\w+", described(module, name))}
+    answer = {word.lower() for word in re.findall(r"\w+", described(module, name))}
     own = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
-    assert len(said - own) >= WORDS_MIN, f"{module}.{name} has no docstring that says what it is"
+    assert len(answer - own) >= WORDS_MIN, f"{module}.{name} has no docstring that says what it is"
 
 
 @pytest.mark.parametrize("name", sorted({*onewriter.__all__, *onewriter.state.__all__}))
-def test_the_documentation_tells_of_it(name: str) -> None:
+def test_the_documentation_mentions_it(name: str) -> None:
     text = "".join(page.read_text() for page in PAGES)
     assert re.search(rf"\b{name}\b", text), f"{name} is in no page of the SDK"
 

@@ -88,7 +88,7 @@ def test_urls_that_are_none(url: str) -> None:
         parse_service_url(url)
 
 
-async def test_a_token_file_is_read_anew_and_mistakes_are_told(tmp_path: Path) -> None:
+async def test_a_token_file_is_read_again_and_errors_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "token"
     source = token_file(path)
     with pytest.raises(Unavailable, match="cannot be read"):
@@ -122,7 +122,7 @@ def test_the_requeue_delay_grows_is_jittered_and_capped() -> None:
     assert requeue_delay_seconds(10, lambda: 0.0) == pytest.approx(0.05)
 
 
-def test_pauses_grow_to_a_limit_and_begin_anew() -> None:
+def test_pauses_grow_to_a_limit_and_begin_again() -> None:
     backoff = Backoff()
     pauses = [backoff.seconds() for _ in range(20)]
     assert all(0 < pause <= BACKOFF_MAX_SECONDS for pause in pauses)
@@ -142,7 +142,9 @@ def test_pauses_grow_to_a_limit_and_begin_anew() -> None:
         ("Fenced out", None),
     ],
 )
-def test_the_current_epoch_is_taken_from_the_brokers_words(text: str, current: int | None) -> None:
+def test_the_current_epoch_is_parsed_from_the_message_of_the_broker(
+    text: str, current: int | None
+) -> None:
     fenced = answer_of(ServerError.PRODUCER_FENCED, text, epoch=7)
     assert isinstance(fenced, Fenced)
     assert (fenced.epoch, fenced.current_epoch) == (7, current)
@@ -239,7 +241,7 @@ async def test_an_unwritten_message_can_be_withdrawn() -> None:
         ("the same, of Pulsar", OutcomeUnknown),
     ],
 )
-async def test_only_the_connection_that_brought_a_message_can_say_that_it_is_not_stored(
+async def test_only_the_connection_that_carried_a_message_can_prove_its_absence(
     said_by: str, expected: type[Exception]
 ) -> None:
     link = connection(is_closed="closed" in said_by, is_onewriter="Pulsar" not in said_by)

@@ -54,7 +54,7 @@ def test_a_mode_restricts_everything_but_takeover_which_has_its_own_permission()
 
 
 @pytest.mark.parametrize(
-    ("given", "asked", "in_effect"),
+    ("given", "requested", "in_effect"),
     [
         ({}, None, 0),
         ({}, 7, 7),
@@ -68,14 +68,14 @@ def test_a_mode_restricts_everything_but_takeover_which_has_its_own_permission()
     ],
 )
 def test_the_producers_priority_is_capped_and_defaults_to_the_claims(
-    given: dict[str, int], asked: int | None, in_effect: int
+    given: dict[str, int], requested: int | None, in_effect: int
 ) -> None:
-    assert claimed(**given).spec.priority_in_effect(asked) == in_effect
+    assert claimed(**given).spec.priority_in_effect(requested) == in_effect
 
 
-@given(cap=INT32, asked=st.none() | INT32)
-def test_no_producer_rises_above_its_claim(cap: int, asked: int | None) -> None:
-    assert claimed(priority=cap).spec.priority_in_effect(asked) <= cap
+@given(cap=INT32, requested=st.none() | INT32)
+def test_no_producer_rises_above_its_claim(cap: int, requested: int | None) -> None:
+    assert claimed(priority=cap).spec.priority_in_effect(requested) <= cap
 
 
 @pytest.mark.parametrize(

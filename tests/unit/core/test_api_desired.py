@@ -74,7 +74,7 @@ def test_an_empty_state_is_one() -> None:
     assert read({"revision": "r"}).state.topics == ()
 
 
-def test_a_piece_that_stands_as_before_is_not_judged_again() -> None:
+def test_an_unchanged_object_is_not_judged_again() -> None:
     document = {"revision": "1", "topics": [topic("a"), topic("b")], "claims": [claim("c", "a")]}
     before = read(document)
     changed = document | {"revision": "2", "topics": [topic("b", {"partitions": 2}), topic("a")]}
@@ -136,7 +136,7 @@ def test_invalid_json_is_refused(body: bytes) -> None:
         read_desired(body)
 
 
-def test_a_field_that_stands_twice_is_refused() -> None:
+def test_a_field_that_occurs_twice_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="revision: stands twice"):
         read_desired(b'{"revision": "1", "revision": "2"}')
 
@@ -155,10 +155,10 @@ _JSON = st.recursive(
     ),
     st.sampled_from([None, 1]),
 )
-def test_whatever_json_comes_is_read_or_refused(document: Json, indent: int | None) -> None:
+def test_any_json_is_parsed_or_refused(document: Json, indent: int | None) -> None:
     body = json.dumps(document, indent=indent, ensure_ascii=False).encode("utf-8", "replace")
     try:
-        said = read_desired(body).revision
+        text = read_desired(body).revision
     except ConfigurationError as error:
-        said = str(error)
-    assert said
+        text = str(error)
+    assert text

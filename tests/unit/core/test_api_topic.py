@@ -103,9 +103,7 @@ def test_a_whole_specification_is_read_and_written_back_as_it_stood() -> None:
         ({"namespace": "shop"}, "persistent://shop/default/orders"),
     ],
 )
-def test_a_topic_is_named_after_its_object_unless_it_says_otherwise(
-    metadata: dict[str, Any], topic: str
-) -> None:
+def test_a_topic_is_named_after_its_object_by_default(metadata: dict[str, Any], topic: str) -> None:
     assert declared(**metadata).topic_name == TopicName.parse(topic)
     chosen = declared({"topic": "persistent://a/b/Kubernetes_Forbids=This"}, **metadata)
     assert str(chosen.topic_name) == "persistent://a/b/Kubernetes_Forbids=This"
@@ -188,7 +186,7 @@ def test_fields_of_the_api_server_are_accepted_and_ignored() -> None:
         ),
     ],
 )  # fmt: skip
-def test_each_bound_accepts_its_edge_and_refuses_what_lies_beyond(
+def test_each_bound_accepts_its_edge_and_refuses_more(
     field: str, accepted: list[Any], refused: list[Any]
 ) -> None:
     def with_value(value: Any) -> dict[str, Any]:
@@ -239,7 +237,7 @@ def test_a_topic_cannot_be_changed_in_place() -> None:
         topic.spec.partitions = 3  # type: ignore[misc]  # that it is refused is the point
 
 
-def test_silence_leaves_room_for_a_takeover_within_three_seconds() -> None:
+def test_the_detection_of_silence_permits_a_takeover_within_three_seconds() -> None:
     assert declared().spec.detection.silence_seconds == 2.5
 
 

@@ -24,7 +24,7 @@ def said(document: dict[str, object]) -> list[str]:
     return in_words(Recipe, caught.value)
 
 
-def test_a_constraint_without_words_of_its_own_is_said_in_pydantics() -> None:
+def test_a_constraint_without_a_message_has_the_message_of_pydantic() -> None:
     (phrase,) = said({"eggs": 5, "steps": {}})
     assert phrase.startswith(", eggs: ")
     assert "multiple of 6" in phrase

@@ -125,8 +125,8 @@ def test_without_a_required_claim_a_namespaces_topic_is_written_by_its_tenant(
 ) -> None:
     unclaimed = topic(require_claim=False)
     assert is_granted(SHOP, action, unclaimed)
-    for stranger in (RIVAL, ALICE, ANONYMOUS, ADMINISTRATOR, OBSERVER, PIPELINE):
-        assert denied(stranger, action, unclaimed).right is action
+    for unauthorized in (RIVAL, ALICE, ANONYMOUS, ADMINISTRATOR, OBSERVER, PIPELINE):
+        assert denied(unauthorized, action, unclaimed).right is action
     assert not is_granted(SHOP, action, topic())
 
 
@@ -151,8 +151,8 @@ READING = [Action.CONSUME, Action.CHANGE_SUBSCRIPTION, Action.OBSERVE, Action.LO
 @pytest.mark.parametrize("action", READING)
 def test_by_default_the_topics_own_namespace_reads(action: Action) -> None:
     assert is_granted(SHOP, action, topic())
-    for stranger in (RIVAL, ALICE, ANONYMOUS):
-        assert denied(stranger, action, topic()).code is ServerError.AUTHORIZATION_ERROR
+    for unauthorized in (RIVAL, ALICE, ANONYMOUS):
+        assert denied(unauthorized, action, topic()).code is ServerError.AUTHORIZATION_ERROR
     everyone = Policy(ConsumersDefault.EVERYONE)
     assert is_granted(ANONYMOUS, action, topic(policy=everyone))
 
@@ -184,7 +184,7 @@ def test_roles_that_read() -> None:
     denied(OBSERVER, Action.CHANGE_SUBSCRIPTION, topic({}))
 
 
-def test_a_refusal_names_the_right_and_tells_a_stranger_nothing_of_the_declaration() -> None:
+def test_a_refusal_names_the_right_and_hides_the_declaration_from_unauthorized_clients() -> None:
     refused = denied(ALICE, Action.CONSUME, topic({"subjects": ["bob"], "namespaces": ["bank"]}))
     assert "alice lacks the right consume on persistent://shop/default/orders" in refused.reason
     assert "bob" not in refused.reason
@@ -192,7 +192,7 @@ def test_a_refusal_names_the_right_and_tells_a_stranger_nothing_of_the_declarati
 
 
 @pytest.mark.parametrize("action", [*READING, Action.PRODUCE, Action.OWN, Action.CREATE_SCHEMA])
-def test_a_stranger_cannot_tell_whether_a_topic_of_another_namespace_exists(action: Action) -> None:
+def test_an_unauthorized_client_cannot_detect_a_topic_of_another_namespace(action: Action) -> None:
     missing = TopicResource(NAME, policy=NAMESPACE)
     there, away = denied(RIVAL, action, topic()), denied(RIVAL, action, missing)
     assert (there.code, there.reason) == (away.code, away.reason)
@@ -240,7 +240,7 @@ def test_a_name_belongs_to_the_subject_that_owned_it_first() -> None:
 
 
 @pytest.mark.parametrize("resource", [INSTALLATION, NamespaceResource("shop/default", NAMESPACE)])
-def test_administrators_alone_change_what_stands_above_topics(resource: Resource) -> None:
+def test_only_administrators_change_tenants_and_namespaces(resource: Resource) -> None:
     for action in (Action.ADMINISTER_NAMESPACE, Action.ADMINISTER_INSTALLATION):
         assert is_granted(ADMINISTRATOR, action, resource)
         for other in (OBSERVER, PIPELINE, ALICE):

@@ -32,7 +32,7 @@ def test_the_holder_shows_its_registration() -> None:
 
 
 @pytest.mark.parametrize("identity", OTHERS)
-def test_the_registration_of_somebody_else_is_refused(identity: Identity) -> None:
+def test_the_registration_of_another_producer_is_refused(identity: Identity) -> None:
     for holder in (HOLDER, None):
         found = may(
             Principal(identity), Action.PUBLISH_UNDER_EPOCH, epoch(Proof.REGISTRATION, holder)
@@ -68,7 +68,7 @@ def test_a_task_of_the_holders_program_prepares_a_publish() -> None:
     assert isinstance(may(task, Action.STAGE, epoch(Proof.NONE, None)), Denied)
 
 
-def test_an_epoch_is_for_nothing_else() -> None:
+def test_an_epoch_grants_no_other_right() -> None:
     unknown = EpochResource(ORDERS, "app", None, None, Proof.CAPABILITY)
     found = may(Principal(HOLDER), Action.CONSUME, unknown)
     assert isinstance(found, Denied)

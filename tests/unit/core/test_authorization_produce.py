@@ -49,8 +49,8 @@ def admit(
     pods_of: PodsOf = lambda _claim: (),
 ) -> Granted:
     resource = TopicResource(name, declared, tuple(claims), pods_of, Policy(undeclared=undeclared))
-    asked = RequestedProducer(mode, priority)
-    return granted(may(Principal(identity), Action.PRODUCE, resource, asked))
+    request = RequestedProducer(mode, priority)
+    return granted(may(Principal(identity), Action.PRODUCE, resource, request))
 
 
 def check_topic(
@@ -132,7 +132,7 @@ def test_a_topic_that_keeps_nothing_is_not_served() -> None:
 
 
 @pytest.mark.parametrize("mode", EVERY_MODE)
-def test_a_mode_that_the_topic_leaves_out_is_allowed_to_nobody(mode: AccessMode) -> None:
+def test_a_mode_that_the_topic_omits_is_refused_to_all_producers(mode: AccessMode) -> None:
     words = {
         AccessMode.SHARED: "Shared",
         AccessMode.EXCLUSIVE: "Exclusive",
@@ -297,10 +297,12 @@ def test_a_priority_counts_among_waiters_only() -> None:
             assert admit(ORDERS, topic(), [capped], WRITER, mode, 7).priority == expected
 
 
-@pytest.mark.parametrize(("asked", "in_effect"), [(None, 3), (0, 0), (10, 10), (11, 10), (-4, -4)])
-def test_a_claim_caps_and_defaults_the_priority(asked: int | None, in_effect: int) -> None:
+@pytest.mark.parametrize(
+    ("requested", "in_effect"), [(None, 3), (0, 0), (10, 10), (11, 10), (-4, -4)]
+)
+def test_a_claim_caps_and_defaults_the_priority(requested: int | None, in_effect: int) -> None:
     capped = claim(priority=10, defaultPriority=3)
-    admission = admit(ORDERS, topic(), [capped], WRITER, AccessMode.WAIT_FOR_EXCLUSIVE, asked)
+    admission = admit(ORDERS, topic(), [capped], WRITER, AccessMode.WAIT_FOR_EXCLUSIVE, requested)
     assert admission.priority == in_effect
 
 

@@ -17,7 +17,7 @@ from onewriter_core.errors import ConfigurationError, Refused, Unavailable, Unde
 
 
 class Scripted(http.server.BaseHTTPRequestHandler):
-    """Answers each request with the next thing of its server's script."""
+    """Answers each request with the next response of its server's script."""
 
     script: list[tuple[int, dict[str, str], bytes]]
     seen: list[tuple[str, str, bytes, str]]
@@ -79,20 +79,20 @@ def test_a_redirect_takes_body_and_token_along(server: tuple[str, type[Scripted]
     ]
 
 
-def test_an_address_that_a_broker_names_may_have_to_be_reached_otherwise(
+def test_a_redirect_can_go_through_a_tunnel(
     server: tuple[str, type[Scripted]],
 ) -> None:
     url, handler = server
     named = "http://broker-1.brokers.svc:8080/there?a=1"
     handler.script[:] = [(307, {"Location": named}, b""), (200, {}, b"{}")]
-    asked: list[str] = []
+    requests: list[str] = []
 
     def route(to: str) -> str:
-        asked.append(to)
+        requests.append(to)
         return f"{url}/tunnel"
 
     assert Broker(url, "secret", route).get("/here") == {}
-    assert asked == [named]
+    assert requests == [named]
     assert [path for _, path, *_ in handler.seen] == ["/here", "/tunnel"]
 
 
@@ -118,7 +118,7 @@ def test_brokers_that_point_at_each_other_are_given_up(server: tuple[str, type[S
         (504, Undecided),
     ],
 )
-def test_an_answers_status_decides_what_kind_of_no_it_is(
+def test_the_status_decides_the_kind_of_error(
     server: tuple[str, type[Scripted]], status: int, kind: type[Exception]
 ) -> None:
     url, handler = server
@@ -128,7 +128,7 @@ def test_an_answers_status_decides_what_kind_of_no_it_is(
 
 
 @pytest.mark.parametrize("answer", [b"<html>", b"[1]", b"\xff", b'{"status": 200}'])
-def test_something_that_is_no_broker_is_told_so(
+def test_an_address_that_is_not_a_broker_is_reported(
     server: tuple[str, type[Scripted]], answer: bytes
 ) -> None:
     url, handler = server

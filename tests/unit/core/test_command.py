@@ -113,7 +113,7 @@ def test_help_lists_every_verb_with_what_it_does_or_lacks(
 
 
 @pytest.mark.parametrize(
-    ("content", "value", "said"),
+    ("content", "value", "message"),
     [
         (None, "part_gone:run", "there is no module part_gone"),
         ("import not_there_at_all", "part_x:run", "there is no module not_there_at_all"),
@@ -128,7 +128,7 @@ def test_a_broken_verb_is_one_clear_line(
     capsys: pytest.CaptureFixture[str],
     content: str | None,
     value: str,
-    said: str,
+    message: str,
 ) -> None:
     if content is not None:
         (modules / "part_x.py").write_text(content, encoding="utf-8")
@@ -136,7 +136,7 @@ def test_a_broken_verb_is_one_clear_line(
     assert run("broken") == command.EXIT_USAGE
     error = capsys.readouterr().err
     assert error.startswith("onewriter: broken cannot start: ")
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 

@@ -17,9 +17,18 @@ from onewriter_core.ids import TopicName
         ("shop/eu/a/b-partition-0", "a/b-partition-0"),
     ],
 )
-def test_the_local_name_is_all_that_stands_behind_the_namespace(
-    written: str, local_name: str
-) -> None:
+def test_the_local_name_is_everything_after_the_namespace(written: str, local_name: str) -> None:
     name = TopicName.parse(written)
     assert name.local_name == local_name
     assert str(name) == f"{name.domain}://{name.namespace_name}/{local_name}"
+
+
+def test_a_name_is_parsed_once_and_its_parts_keep_their_own_texts() -> None:
+    name = TopicName.parse("orders-partition-3")
+    assert TopicName.parse("orders-partition-3") is name
+    assert str(name) == "persistent://public/default/orders-partition-3"
+    assert str(name.base) == "persistent://public/default/orders"
+    assert str(name.base.with_partition(4)) == "persistent://public/default/orders-partition-4"
+    assert name == TopicName("public", "default", "orders", 3)
+    assert hash(name) == hash(TopicName("public", "default", "orders", 3))
+    assert "_text" not in repr(name)

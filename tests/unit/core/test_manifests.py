@@ -49,7 +49,7 @@ def mistakes(*paths: Path, **limits: int) -> list[str]:
 # What is read
 
 
-def test_the_examples_are_what_their_comments_say() -> None:
+def test_the_examples_match_their_comments() -> None:
     state = load(EXAMPLES)
     assert state.warnings == ()
     orders = state.topic(TopicName.parse("persistent://public/default/orders"))
@@ -80,7 +80,7 @@ def test_empty_documents_count_but_declare_nothing(tmp_path: Path) -> None:
     assert mistake == f"{file}, document 4, spec.partitions: must be at least 0"
 
 
-def test_partitions_are_found_by_their_topic_and_strangers_are_not(tmp_path: Path) -> None:
+def test_only_partitions_of_the_topic_are_found(tmp_path: Path) -> None:
     state = load(written(tmp_path, topic("orders", "{partitions: 2}")))
     base = TopicName.parse("orders")
     assert state.topic(base.with_partition(1)) is state.topic(base) is state.topics[0]
@@ -114,7 +114,7 @@ def test_a_claim_without_its_topic_is_a_warning(tmp_path: Path) -> None:
     )
 
 
-def test_aliases_and_merges_are_read_as_what_they_stand_for(tmp_path: Path) -> None:
+def test_aliases_and_merges_of_yaml_are_resolved(tmp_path: Path) -> None:
     shared = "metadata: {name: orders, annotations: {d: &d '1'}, labels: {a: *d}}\nspec:\n"
     text = f"{HEAD}{shared}  retention: &r {{maxEntries: 5}}\n  compaction: {{<<: {{enabled: false}}}}\n"
     (found,) = load(written(tmp_path, text)).topics
@@ -138,7 +138,7 @@ def test_a_mistake_names_file_document_and_field(tmp_path: Path) -> None:
     ]
 
 
-def test_all_mistakes_of_all_files_are_named_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_all_files_are_reported_together(tmp_path: Path) -> None:
     first = written(tmp_path, topic("a", "{partitions: x, durability: y}"), name="1.yaml")
     second = written(tmp_path, "a: [1", name="2.yaml")
     third = written(tmp_path, claim("c").replace("tokenSubject", "token"), name="3.yaml")
@@ -176,7 +176,7 @@ def test_all_mistakes_of_all_files_are_named_at_once(tmp_path: Path) -> None:
         ("5", "spec: must be a mapping"),
     ],
 )  # fmt: skip
-def test_each_mistake_is_said_in_the_words_of_yaml(tmp_path: Path, spec: str, mistake: str) -> None:
+def test_each_mistake_is_reported_in_terms_of_yaml(tmp_path: Path, spec: str, mistake: str) -> None:
     file = written(tmp_path, topic(spec=spec))
     (named,) = mistakes(file)
     assert named.startswith(f"{file}, document 1, {mistake}")
@@ -344,13 +344,13 @@ def outcome(text: str, *, is_json: bool) -> None:
     """Anything but a ConfigurationError fails the test, and so does one that says nothing."""
     errors: list[str] = []
     resources = parse(text, "m", errors, is_json=is_json)
-    said = "nothing was wrong"
+    message = "nothing was wrong"
     try:
         manifests.combine(resources, errors)
     except ConfigurationError as error:
-        said = str(error)
-    assert said
-    assert all(line.isprintable() for line in said.split("\n"))
+        message = str(error)
+    assert message
+    assert all(line.isprintable() for line in message.split("\n"))
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)

@@ -40,7 +40,7 @@ def test_a_floor_is_at_or_above_all_that_was_dropped(
         assert before.joined(floors, groups_max=3) == floors.joined(before, groups_max=3)
 
 
-def test_groups_keep_their_own_floors_while_there_is_room() -> None:
+def test_groups_keep_their_own_floors_while_there_is_space() -> None:
     floors = Floors().after([(own_field("a", "r"), 7), (own_field("b", "r"), 3)])
     assert (floors.of("a"), floors.of("b"), floors.of("c")) == (7, 3, 0)
     assert COMMON not in floors.encode()

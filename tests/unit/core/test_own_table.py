@@ -39,7 +39,7 @@ STRANGER = Owner(Identity("somebody"), "task-3", "n9")
 
 
 @pytest.mark.parametrize(
-    ("before", "asker", "asked", "cause", "generation"),
+    ("before", "asker", "requested", "cause", "generation"),
     [
         (Ownership(), STRANGER, 1, Cause.VACANT, 1),
         (Ownership(), STRANGER, 7, Cause.VACANT, 1),
@@ -58,9 +58,9 @@ STRANGER = Owner(Identity("somebody"), "task-3", "n9")
     ],
 )
 def test_granted(
-    before: Ownership, asker: Owner, asked: int, cause: Cause, generation: int
+    before: Ownership, asker: Owner, requested: int, cause: Cause, generation: int
 ) -> None:
-    answer = decide(before, OwnRequest(asker, asked))
+    answer = decide(before, OwnRequest(asker, requested))
     assert isinstance(answer, OwnershipGranted)
     assert (answer.cause, answer.after) == (cause, Ownership(generation, asker, is_owned=True))
     is_taken = before.is_owned and cause is not Cause.RETURNED
@@ -69,7 +69,7 @@ def test_granted(
 
 
 @pytest.mark.parametrize(
-    ("before", "asker", "asked", "code"),
+    ("before", "asker", "requested", "code"),
     [
         (OWNED, STRANGER, 4, ServerError.PRODUCER_FENCED),
         (OWNED, STRANGER, 5, ServerError.PRODUCER_BUSY),
@@ -82,8 +82,8 @@ def test_granted(
         (Ownership(GENERATION_MAX), STRANGER, 1, ServerError.NOT_ALLOWED_ERROR),
     ],
 )
-def test_denied(before: Ownership, asker: Owner, asked: int, code: ServerError) -> None:
-    answer = decide(before, OwnRequest(asker, asked))
+def test_denied(before: Ownership, asker: Owner, requested: int, code: ServerError) -> None:
+    answer = decide(before, OwnRequest(asker, requested))
     assert isinstance(answer, OwnershipDenied)
     assert (answer.code, answer.generation) == (code, before.generation)
 
@@ -98,8 +98,8 @@ def test_generation_0_succeeds_with_the_permission_and_never_goes_back(before: O
 
 def test_a_request_that_only_returns_starts_no_generation() -> None:
     for before in (Ownership(), OWNED.released(), OWNED.left(), OWNED):
-        asked = OwnRequest(replace(HOLDER, nonce="n2"), 5, only_returns=True, may_reset=True)
-        assert isinstance(decide(before, asked), OwnershipDenied)
+        request = OwnRequest(replace(HOLDER, nonce="n2"), 5, only_returns=True, may_reset=True)
+        assert isinstance(decide(before, request), OwnershipDenied)
     assert isinstance(decide(OWNED, OwnRequest(HOLDER, 5, only_returns=True)), OwnershipGranted)
 
 

@@ -45,7 +45,7 @@ def test_a_text_that_no_broker_writes_names_no_publisher(text: str) -> None:
     assert decode_publisher(text) is None
 
 
-def test_an_identity_without_a_token_names_nobody() -> None:
+def test_an_identity_without_a_token_has_no_subject() -> None:
     assert publisher_of(Identity("", "pod-1")) == Publisher()
     assert publisher_of(Identity("alice", "pod-1", "web-0", "node-a")) == Publisher(
         "alice", "pod-1"

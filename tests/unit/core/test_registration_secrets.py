@@ -23,7 +23,7 @@ ORDERS = TopicName.parse("orders")
 WRITER = Identity("writer", "uid-1", "writer-0", "node-1")
 
 
-def test_a_registration_depends_on_each_part_of_what_it_stands_for() -> None:
+def test_a_registration_depends_on_each_of_its_fields() -> None:
     registrations = [
         registration_of(KEY, ORDERS, 7, WRITER),
         registration_of(b"other" * 8, ORDERS, 7, WRITER),

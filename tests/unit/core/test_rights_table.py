@@ -164,9 +164,9 @@ class Row:
 
     def _says(self, text: str, column: str, situation: Situation) -> bool:
         if text.startswith("if it may "):
-            asked = text.removeprefix("if it may ")
-            results = [ROWS_OF[Action(word)].expects(column, situation) for word in words(asked)]
-            return any(results) if " or " in asked else all(results)
+            request = text.removeprefix("if it may ")
+            results = [ROWS_OF[Action(word)].expects(column, situation) for word in words(request)]
+            return any(results) if " or " in request else all(results)
         subject = PRINCIPALS[column].identity.subject
         is_proved = situation.proof is Proof.CAPABILITY or (
             situation.proof is Proof.REGISTRATION and situation.has_it == subject
@@ -223,7 +223,7 @@ ROWS_OF = {action: row for row in reversed(ROWS) for action in row.actions}
     ids=[f"{action} {row.about}".strip() for row in ROWS for action in row.actions],
 )
 @pytest.mark.parametrize("column", PRINCIPALS)
-def test_the_function_decides_as_the_table_says(row: Row, action: Action, column: str) -> None:
+def test_the_function_decides_as_the_table_states(row: Row, action: Action, column: str) -> None:
     principal = PRINCIPALS[column]
     for situation in SITUATIONS:
         if column.startswith("named") and not (situation.names_it or situation.reads):

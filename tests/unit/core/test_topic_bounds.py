@@ -1,4 +1,4 @@
-"""Every queue of a topic has a bound, and who meets it gets a clear answer."""
+"""Every queue of a topic has a bound, and a request above it gets a clear answer."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_only_the_last_refused_groups_are_remembered_and_not_for_long() -> None:
     assert [type(e) for e in effects] == [Reject]
     forgotten, effects = step(topic, asks("R0", EXCLUSIVE, 1))
     assert effects == ()
-    assert len(forgotten.held_back) == 1  # until a partition 0 comes, or not
+    assert len(forgotten.held_back) == 1  # until its partition 0 asks, or the time is over
     assert next_deadline(topic) == HOLD_BACK_SECONDS
     later, _ = step(topic, ClockTicked(REFUSAL_SECONDS))
     assert later.refused_groups == ()

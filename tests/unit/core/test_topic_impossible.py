@@ -9,19 +9,19 @@ import pytest
 from onewriter_core.ids import Identity
 from onewriter_core.topic.access_modes import contend
 from onewriter_core.topic.events import FenceRefused, FenceStored, ProducerGone, ProducerRequested
-from onewriter_core.topic.fences import start_fence
-from onewriter_core.topic.lookups import new_group
+from onewriter_core.topic.fences import resume, start_fence
+from onewriter_core.topic.lookups import new_group, with_ending
 from onewriter_core.topic.machine import step
 from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
-    Departure,
     Fencing,
     ImpossibleStep,
     PendingFence,
     Purpose,
     Request,
     Topic,
+    TransitionCause,
     partitioned,
 )
 
@@ -65,7 +65,16 @@ def test_a_fence_of_a_missing_partition_raises(purpose: Purpose) -> None:
 def test_a_partition_held_by_an_unknown_group_raises() -> None:
     held, _ = step(FENCING, FenceStored(1, 1, 0.0))
     with pytest.raises(ImpossibleStep, match="held by A, which is unknown"):
-        step(replace(held, holders=()), ProducerGone("A", Departure.CLOSED, 0.0))
+        step(replace(held, holders=()), ProducerGone("A", TransitionCause.CLOSED, 0.0))
+
+
+def test_a_partition_with_a_writer_is_not_resumed_and_has_no_ending() -> None:
+    held, _ = step(FENCING, FenceStored(1, 1, 0.0))
+    group = new_group(held, REQUEST, (WHOLE,), is_partitioned=False)
+    with pytest.raises(ImpossibleStep, match="partition -1 has a writer and is resumed"):
+        resume(held, held.partitions[0], group, 0.0)
+    with pytest.raises(ImpossibleStep, match="partition -1 has a writer"):
+        with_ending(held.partitions[0], None)
 
 
 def test_a_shared_producer_that_competes_raises() -> None:

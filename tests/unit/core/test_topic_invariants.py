@@ -1,4 +1,4 @@
-"""Each predicate of invariants.py has a mutant that breaks it, and it alone is named.
+"""Each predicate of tests/topic_invariants.py has a mutant that breaks it, and it alone is named.
 
 A mutant is a topic, or a step, that is right but for one thing.
 """
@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests import topic_invariants as invariants
+from tests.topic_invariants import Violation, check, check_step
 
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
-from onewriter_core.topic import invariants
 from onewriter_core.topic.effects import Close, Effect, Fence, Grant, Queue, Reject
 from onewriter_core.topic.events import (
     ClockTicked,
@@ -26,7 +27,6 @@ from onewriter_core.topic.events import (
     ProducerGone,
     ProducerRequested,
 )
-from onewriter_core.topic.invariants import Violation, check, check_step
 from onewriter_core.topic.lookups import pending_fence_of
 from onewriter_core.topic.lookups import with_pending as with_pending_fence
 from onewriter_core.topic.machine import step
@@ -39,7 +39,6 @@ from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
     Closed,
-    Departure,
     Fencing,
     Held,
     HeldBack,
@@ -49,11 +48,13 @@ from onewriter_core.topic.model import (
     Purpose,
     RefusedGroup,
     Request,
+    Reserved,
     Settled,
     Shared,
     SharedProducer,
     Tenure,
     Topic,
+    TransitionCause,
     Vacant,
     partitioned,
 )
@@ -96,10 +97,10 @@ PENDING = after(FRESH, requested("A", EXCLUSIVE))
 HELD = after(PENDING, FenceStored(1, 1, NOW))
 WAITED = after(HELD, requested("B", WAIT))
 WAITED_TWICE = after(WAITED, requested("C", WAIT))
-LEFT = after(HELD, ProducerGone("A", Departure.CONNECTION_LOST, NOW))
+LEFT = after(HELD, ProducerGone("A", TransitionCause.CONNECTION_LOST, NOW))
 SHARED_ONE = after(FRESH, requested("S", SHARED), FenceStored(1, 1, NOW))
 SHARED_TWO = after(SHARED_ONE, requested("T", SHARED))
-PROMOTING = after(WAITED_TWICE, ProducerGone("A", Departure.CLOSED, NOW))
+PROMOTING = after(WAITED_TWICE, ProducerGone("A", TransitionCause.CLOSED, NOW))
 DEFERRED = after(FRESH, FenceRequested("admin", None, NOW), requested("A", EXCLUSIVE))
 
 
@@ -108,7 +109,7 @@ SERVED = after(
     ProducerRequested(replace(asks("A", EXCLUSIVE), serve_seconds=2.0), NOW),
     FenceStored(1, 1, NOW),
     requested("B", WAIT),
-    ProducerGone("A", Departure.CONNECTION_LOST, NOW),
+    ProducerGone("A", TransitionCause.CONNECTION_LOST, NOW),
 )
 """A may serve for two seconds after it was assured; the claim of B is in progress."""
 
@@ -123,6 +124,7 @@ def with_pending(topic: Topic, **changes: object) -> Topic:
 
 
 HOLDER, WAITER, TENURE = HELD.holders[0], WAITED.queue[0], Tenure(1, "A", Identity("A"))
+RESERVED = with_partition(LEFT, ownership=Reserved(TENURE, NOW + 3))
 PRODUCER = SharedProducer("S", "S", Identity("S"), 0)
 
 STATES: dict[str, Topic] = {
@@ -210,7 +212,7 @@ def test_a_state_that_breaks_one_predicate(name: str) -> None:
 Effects = tuple[Effect, ...]
 StepMutant = tuple[Topic, Event, Callable[[Topic, Effects], tuple[Topic, Effects]]]
 
-GONE = ProducerGone("A", Departure.CLOSED, NOW)
+GONE = ProducerGone("A", TransitionCause.CLOSED, NOW)
 STORED = FenceStored(1, 1, NOW)
 TICK = ClockTicked(NOW)
 STALE = requested("Z", FENCING, topic_epoch=0)
@@ -277,6 +279,16 @@ STEPS: dict[str, StepMutant] = {
         FenceStored(2, 2, NOW),
         mutated(lambda t: replace(t, phase=Settled())),
     ),
+    "a reservation is never shortened": (
+        RESERVED,
+        TICK,
+        mutated(lambda t: with_partition(t, ownership=Reserved(TENURE, NOW + 1))),
+    ),
+    "a reservation ends when it is due": (
+        RESERVED,
+        ClockTicked(NOW + 3, resumable_until=NOW + 4),
+        mutated(lambda t: with_partition(t, ownership=Vacant(TENURE))),
+    ),
     "a closed topic stays closed": (
         replace(FRESH, phase=Closed()),
         TICK,
@@ -330,7 +342,7 @@ STEPS: dict[str, StepMutant] = {
     "a departed producer is not answered": (
         HELD,
         GONE,
-        mutated(effects=adding(Close("A", Departure.CLOSED))),
+        mutated(effects=adding(Close("A", TransitionCause.CLOSED))),
     ),
     "only a producer that asks is added": (
         SHARED_ONE,
@@ -363,23 +375,23 @@ STEPS: dict[str, StepMutant] = {
     ),
     "a departure answers no other producer": (
         SHARED_TWO,
-        ProducerGone("S", Departure.CLOSED, NOW),
+        ProducerGone("S", TransitionCause.CLOSED, NOW),
         mutated(
             lambda t: with_partition(t, ownership=Vacant()),
-            adding(Close("T", Departure.CLOSED)),
+            adding(Close("T", TransitionCause.CLOSED)),
         ),
     ),
     "a departed producer has no place": (HELD, GONE, lambda _, e: (HELD, e)),
     "a departure moves another producer only to a promotion": (
         DEFERRED,
-        ProducerGone("nobody", Departure.CLOSED, NOW),
+        ProducerGone("nobody", TransitionCause.CLOSED, NOW),
         mutated(
             lambda t: replace(t, deferred=(), held_back=tuple(HeldBack(r, 2.0) for r in t.deferred))
         ),
     ),
     "a departure frees only what the departed held": (
         replace(LEFT, partitions=(*LEFT.partitions, Partition(1, 1, 1, ownership=Vacant(TENURE)))),
-        ProducerGone("nobody", Departure.CLOSED, NOW),
+        ProducerGone("nobody", TransitionCause.CLOSED, NOW),
         mutated(
             lambda t: replace(
                 t, partitions=(t.partitions[0], replace(t.partitions[1], ownership=Vacant()))
@@ -434,7 +446,7 @@ def test_a_step_that_breaks_one_predicate(name: str) -> None:
         ),
     ],
 )
-def test_a_violation_says_what_was_expected_and_found(name: str, message: str) -> None:
+def test_a_violation_names_the_expected_and_the_found_value(name: str, message: str) -> None:
     before, event, mutate = STEPS[name]
     with pytest.raises(Violation, match=f"^{re.escape(name)}: {message}"):
         check_step(before, event, *mutate(*step(before, event)))

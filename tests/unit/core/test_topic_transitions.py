@@ -6,10 +6,11 @@ from typing import get_args
 
 import pytest
 from docs.generator import transition_table
+from tests.topic_invariants import check, check_step
 
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
-from onewriter_core.topic.effects import Reject
+from onewriter_core.topic.effects import Record, Reject
 from onewriter_core.topic.events import (
     ClockTicked,
     DatasetChanged,
@@ -26,23 +27,28 @@ from onewriter_core.topic.events import (
     ProducerRequested,
     Unloaded,
 )
-from onewriter_core.topic.invariants import check, check_step
 from onewriter_core.topic.machine import ROWS, TRANSITIONS, step
 from onewriter_core.topic.model import (
     WHOLE,
+    Absence,
     AccessMode,
     Closed,
-    Departure,
     Draining,
+    Ending,
     Fencing,
     FencingFormerDataset,
     ImpossibleStep,
+    Outage,
     Partition,
     Phase,
     PromotionPolicy,
     Request,
+    Reserved,
     Settled,
+    Tenure,
     Topic,
+    TransitionCause,
+    Vacant,
     partitioned,
 )
 
@@ -51,8 +57,8 @@ NOW = 5.0
 
 def requested(name: str, mode: AccessMode, serve_seconds: float = 0.0) -> Event:
     identity = Identity(name)
-    asked = Request(name, name, name, mode, identity=identity, serve_seconds=serve_seconds)
-    return ProducerRequested(asked, NOW)
+    request = Request(name, name, name, mode, identity=identity, serve_seconds=serve_seconds)
+    return ProducerRequested(request, NOW)
 
 
 def after(topic: Topic, *events: Event) -> Topic:
@@ -76,7 +82,7 @@ EVENTS: dict[type[object], Event] = {
     type(event): event
     for event in (
         requested("C", AccessMode.WAIT_FOR_EXCLUSIVE),
-        ProducerGone("A", Departure.CLOSED, NOW),
+        ProducerGone("A", TransitionCause.CLOSED, NOW),
         FenceStored(2, 9, NOW),
         FenceRefused(2, "the store is away", NOW),
         ClockTicked(NOW + 10),
@@ -125,6 +131,30 @@ def test_a_closed_topic_sends_producers_away() -> None:
     stepped, effects = step(topic, requested("C", AccessMode.EXCLUSIVE))
     text = "the topic is moving"
     assert (stepped, effects) == (topic, (Reject("C", ServerError.SERVICE_NOT_READY, text),))
+
+
+def test_a_grant_after_shared_producers_counts_from_the_last_one_that_left() -> None:
+    shared = after(FRESH, requested("S", AccessMode.SHARED), FenceStored(1, 1, NOW))
+    assert shared.partitions[0].absence is None
+    left = after(shared, ProducerGone("S", TransitionCause.SILENT, NOW + 2, heard_at=NOW))
+    assert left.partitions[0].absence == Absence(
+        TransitionCause.SILENT, NOW + 2, Ending(NOW + 2, heard_at=NOW)
+    )
+    granting = after(left, requested("A", AccessMode.EXCLUSIVE))
+    _, effects = step(granting, FenceStored(2, 2, NOW + 3))
+    (record,) = [effect for effect in effects if isinstance(effect, Record)]
+    assert (record.cause, record.leaderless_seconds) == (TransitionCause.SILENT, 1.0)
+    assert record.outage == Outage(2.0, 1.0)
+
+
+def test_a_reservation_that_ends_keeps_how_the_former_writer_left() -> None:
+    absence = Absence(TransitionCause.MOVED, NOW - 1, Ending(NOW - 1))
+    reserved = Reserved(Tenure(1, "A", Identity("A")), NOW + 3, absence)
+    topic = Topic((Partition(WHOLE, epoch=1, ledger=1, is_open=True, ownership=reserved),))
+    ended = after(topic, ClockTicked(NOW + 3))
+    assert ended.partitions[0].ownership == Vacant(reserved.tenure, absence)
+    lost = after(topic, DatasetChanged(grants_known=False, now=NOW))
+    assert lost.partitions[0].ownership == Vacant(None, absence)
 
 
 def test_the_documented_table_is_the_executed_one() -> None:

@@ -51,7 +51,7 @@ def test_before_connect_other_commands_are_not_decoded(pairs: int) -> None:
 
 
 @pytest.mark.usefixtures("undecodable")
-def test_a_command_behind_connect_is_not_decoded_before_connected() -> None:
+def test_a_command_after_connect_is_not_decoded_before_connected() -> None:
     server = ServerConnection()
     server._enter(State.CONNECTING)
     with pytest.raises(ProtocolError, match="PRODUCER is not expected while connecting"):
@@ -137,7 +137,7 @@ def test_ordinary_commands_pass() -> None:
 
 
 @pytest.mark.parametrize("kind", [pb.CommandOwn, pb.CommandDisown])
-def test_an_owner_may_name_a_thousand_resources_at_once(
+def test_an_owner_may_name_a_thousand_resources_in_one_request(
     kind: type[pb.CommandOwn | pb.CommandDisown],
 ) -> None:
     resources = [pb.OwnedResource(name=f"{number:0200}", generation=1) for number in range(1_000)]

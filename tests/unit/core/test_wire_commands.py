@@ -84,7 +84,7 @@ def test_hot_commands_written_by_hand(written: str, command: commands.Command) -
     assert commands.decode_by_protobuf(data) == command
 
 
-def test_every_other_command_comes_as_its_message() -> None:
+def test_every_other_command_is_decoded_as_its_message() -> None:
     command = decode_command(PRODUCER)
     assert isinstance(command, pb.CommandProducer)
     assert (command.topic, command.producer_id, command.request_id) == ("t", 1, 2)
@@ -210,7 +210,7 @@ def test_an_unencodable_command_raises() -> None:
             encode_varint(number)
 
 
-def test_of_a_long_list_of_words_no_more_is_read_than_a_batch_can_have() -> None:
+def test_a_long_list_of_words_is_read_only_up_to_the_size_of_a_batch() -> None:
     words = tuple(range(-30_000, 30_000))
     frame = encode_ack(1, 0, [MessageId(1, 2, ack_set=words)])
     message_id = MessageId(1, 2, ack_set=words[:ACK_SET_WORDS_MAX])

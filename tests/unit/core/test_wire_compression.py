@@ -15,7 +15,7 @@ REAL_CODECS = tuple(codec for codec in CODECS if codec != pb.MessageMetadata.NON
 
 
 @given(codec=st.sampled_from(CODECS), content=st.binary(max_size=2000))
-def test_a_content_comes_back_as_it_was(codec: int, content: bytes) -> None:
+def test_a_content_is_returned_unchanged(codec: int, content: bytes) -> None:
     assert decompress(codec, compress(codec, content), len(content)) == content
 
 
@@ -26,15 +26,15 @@ def test_compressing_makes_it_smaller(codec: int) -> None:
 
 
 @pytest.mark.parametrize("codec", REAL_CODECS)
-@pytest.mark.parametrize("said", [44, 46])
-def test_a_size_that_is_not_the_contents_is_damage(codec: int, said: int) -> None:
+@pytest.mark.parametrize("stated_size", [44, 46])
+def test_a_size_that_is_not_the_contents_is_damage(codec: int, stated_size: int) -> None:
     compressed = compress(codec, b"hello" * 9)
     with pytest.raises(ProtocolError):
-        decompress(codec, compressed, said)
+        decompress(codec, compressed, stated_size)
 
 
 @pytest.mark.parametrize("codec", REAL_CODECS)
-def test_bytes_that_nobody_compressed_are_damage(codec: int) -> None:
+def test_uncompressed_bytes_under_a_codec_are_damage(codec: int) -> None:
     with pytest.raises(ProtocolError):
         decompress(codec, b"\xff\xfe garbage", 100)
 

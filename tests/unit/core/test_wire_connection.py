@@ -151,7 +151,7 @@ def test_a_conversation_from_connect_to_delivery() -> None:
     assert client.next_request_id() == request_id + 1
 
 
-def test_a_stock_client_hears_nothing_of_our_own_commands() -> None:
+def test_a_stock_client_receives_no_onewriter_commands() -> None:
     server = ServerConnection()
     server.feed(encode_command(pb.CommandConnect(client_version="Pulsar", protocol_version=20)))
     assert server.extensions_version == 0
@@ -162,7 +162,7 @@ def test_a_stock_client_hears_nothing_of_our_own_commands() -> None:
     assert not connected.HasField("onewriter_extensions")
 
 
-def test_credentials_may_be_asked_for_before_and_while_connected() -> None:
+def test_credentials_may_be_requested_before_and_during_a_connection() -> None:
     client, server = ClientConnection(), ServerConnection()
     server.feed(client.connect("test", auth_method="token", auth_data=b"stale"))
     [(challenge, _)] = client.feed(server.challenge("onewriter", "token"))
@@ -176,7 +176,7 @@ def test_credentials_may_be_asked_for_before_and_while_connected() -> None:
     assert client.state is server.state is State.CONNECTED
 
 
-def test_a_client_turned_away_learns_why_and_nothing_else_is_read() -> None:
+def test_a_refused_client_gets_the_reason_and_nothing_else_is_read() -> None:
     client, server = ClientConnection(), ServerConnection()
     server.feed(client.connect("test"))
     [(error, _)] = client.feed(server.refuse(ServerError.AUTHENTICATION_ERROR, "who are you"))
@@ -210,7 +210,7 @@ def test_the_good_commands_before_a_bad_one_are_delivered() -> None:
     assert list(server.buffer_updated(0)) == []
 
 
-def test_back_pressure_stops_and_goes_on_where_it_stopped() -> None:
+def test_back_pressure_stops_and_continues_where_it_stopped() -> None:
     _, server = connected_pair()
     stream = replies.PING + replies.PONG + replies.PING
     buffer = server.get_buffer()
@@ -220,7 +220,7 @@ def test_back_pressure_stops_and_goes_on_where_it_stopped() -> None:
     assert [type(command) for command, _ in server.received()] == [pb.CommandPong, pb.CommandPing]
 
 
-def test_closing_while_commands_are_handed_out_ends_them() -> None:
+def test_closing_ends_the_commands_being_handled() -> None:
     _, server = connected_pair()
     stream = replies.PING * 3
     buffer = server.get_buffer()

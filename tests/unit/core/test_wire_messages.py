@@ -23,7 +23,7 @@ def test_an_entry_by_hand_is_what_build_entry_builds() -> None:
     assert messages.build_entry(metadata, b"content", checksum=False) == BODY
 
 
-def test_the_checksum_covers_all_behind_it() -> None:
+def test_the_checksum_covers_everything_after_it() -> None:
     assert messages.entry_checksum_ok(ENTRY)
     assert messages.entry_checksum_ok(memoryview(bytearray(ENTRY)))
     for position in range(2, len(ENTRY)):
@@ -145,7 +145,7 @@ def batch() -> bytes:
     )
 
 
-def test_a_batch_is_taken_apart_as_it_was_built() -> None:
+def test_a_batch_decodes_to_the_messages_it_was_built_from() -> None:
     assert [
         (metadata.partition_key, bytes(content))
         for metadata, content in messages.iterate_batch(batch(), 3)

@@ -161,7 +161,7 @@ def read(frame: bytes) -> Command:
         ),
     ],
 )
-def test_an_answer_reads_as_it_was_meant(frame: bytes, command: Command) -> None:
+def test_an_answer_survives_a_round_trip(frame: bytes, command: Command) -> None:
     assert read(frame) == command
 
 

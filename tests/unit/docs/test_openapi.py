@@ -17,7 +17,7 @@ from tests.integration.http_calls import ADMIN, OWN, PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, clients
 
 from onewriter import sync
-from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
+from onewriter_testing.in_process import InProcessBroker, in_process_broker
 
 ROOT = Path(__file__).parents[3]
 
@@ -144,12 +144,12 @@ def test_every_registered_route_is_in_the_document_and_no_other(broker: InProces
 
 def test_the_guide_explains_every_route_of_the_own_api() -> None:
     guide = (ROOT / "docs/http.md").read_text()
-    words = {
-        re.findall(r"/([\w-]+)", re.sub(r"/\{\w+\}", "", route))[-1]
-        for route in openapi.routes()
-        if "/onewriter/v1/" in route
+    paths = [route for route in openapi.routes() if "/onewriter/v1/" in route]
+    # What follows the API's prefix, or the name of the topic, without the parameters at the end.
+    ends = {
+        re.split(r"/onewriter/v1|\}(?=/)", re.sub(r"(/\{\w+\})+$", "", each))[-1] for each in paths
     }
-    assert {word for word in words if f"/{word}" not in guide} == set()
+    assert {end for end in ends if end not in guide} == set()
 
 
 def test_the_document_has_the_parameters_that_handlers_read() -> None:
@@ -172,7 +172,7 @@ def read_from_queries() -> set[str]:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call):
                 function = ast.unparse(node.func)
-                index = {"request.query.get": 0, "flag": 1, "number": 1, "positions.asked": 1}
+                index = {"request.query.get": 0, "flag": 1, "number": 1, "positions.requested": 1}
                 place = index.get(function)
                 is_local = f"def {function}(" in text  # of a variable in the path
                 if place is None or is_local or len(node.args) <= place:

@@ -20,7 +20,7 @@ from tests.cluster.control_plane import Cluster, ClusterError
 STAYS = "sleep 1000 & echo so far $!; wait"
 
 
-def test_a_program_that_ends_is_heard() -> None:
+def test_the_end_of_a_program_is_detected() -> None:
     done = run(["sh", "-c", "cat; echo no >&2; exit 3"], stdin="yes", seconds=60)
     assert (done.returncode, done.stdout, done.stderr) == (3, "yes", "no\n")
 
@@ -67,7 +67,7 @@ class FakeCluster(Cluster):
         return self._program
 
 
-def test_a_story_tells_what_it_can(tmp_path: Path) -> None:
+def test_a_transcript_contains_what_is_known(tmp_path: Path) -> None:
     reported = FakeCluster(tmp_path).diagnostics(("hang", "here"), ("get", "pods"), seconds=0.5)
     assert "no end within 0.5 s" in reported
     assert reported.endswith("get pods\n")

@@ -52,7 +52,7 @@ class RecordedMachines(UnknownMachines):
         (Faults.cut_off, "-I OUTPUT", "-D OUTPUT"),
     ],
 )
-def test_a_fault_is_undone_when_the_story_breaks_off(
+def test_a_fault_is_undone_when_the_scenario_fails(
     fault: Callable[[Faults, Json], object], done: str, undone: str
 ) -> None:
     machines = RecordedMachines()
@@ -69,19 +69,19 @@ def test_a_fault_is_undone_when_the_story_breaks_off(
 
 
 @pytest.mark.parametrize("fault", [Faults.freeze, Faults.cut_off])
-def test_what_could_not_be_done_is_not_undone(fault: Callable[[Faults, Json], object]) -> None:
+def test_a_fault_that_failed_is_not_undone(fault: Callable[[Faults, Json], object]) -> None:
     with pytest.raises(NotPossible, match="nothing but Kubernetes"), Faults(UnknownMachines()) as f:
         fault(f, POD)
 
 
-def test_the_api_server_comes_back_before_anybody_hears_of_the_failure() -> None:
+def test_the_api_server_is_restored_before_the_failure_is_raised() -> None:
     machines = RecordedMachines()
     with Faults(machines) as faults, pytest.raises(AssertionError), faults.api_server_away():
         raise AssertionError("broken off")
     assert machines.asked == ["stop", "start"]
 
 
-def test_what_a_container_said_is_read_on_its_node() -> None:
+def test_container_logs_are_read_on_their_node() -> None:
     machines = RecordedMachines('2026-11-22T03:45:34Z stdout F {"event": "wrote it"}\n')
     with Faults(machines) as faults:
         assert faults.said(POD, "writer") == '{"event": "wrote it"}'
@@ -115,7 +115,9 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
-def test_who_never_says_the_words_is_named_with_what_was_said(folder: Path, tmp_path: Path) -> None:
+def test_a_process_without_the_expected_words_is_reported_with_its_output(
+    folder: Path, tmp_path: Path
+) -> None:
     (folder / "0.log").write_text("x stdout F no such table\n")
     with (
         Faults(ThisMachine(tmp_path)) as faults,
@@ -124,9 +126,7 @@ def test_who_never_says_the_words_is_named_with_what_was_said(folder: Path, tmp_
         faults.kill_behind("batch 0:", POD, "writer", seconds=-1)
 
 
-def test_a_container_is_killed_behind_its_words_and_not_before(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_container_is_killed_after_its_expected_output(folder: Path, tmp_path: Path) -> None:
     machines = ThisMachine(tmp_path)
     with Faults(machines) as faults:
         killing = threading.Thread(target=faults.kill_behind, args=("batch 0:", POD, "writer"))

@@ -20,7 +20,7 @@ def test_writers_one_after_the_other_are_fine() -> None:
     assert holes(log) == []
 
 
-def test_a_line_behind_a_later_epoch_is_stale() -> None:
+def test_a_line_after_a_later_epoch_is_stale() -> None:
     late = line(A, 2, 1)
     assert stale([line(A, 1, 1), line(B, 1, 2), late]) == [late]
 
@@ -35,29 +35,29 @@ def test_two_writers_of_one_epoch_are_one_too_many() -> None:
     assert stale([line(A, 1, 1), second]) == [second]
 
 
-def test_an_application_that_starts_again_goes_on_under_its_sidecars_session() -> None:
+def test_an_application_that_starts_again_continues_under_its_sidecars_session() -> None:
     log = [Line("1-1", "7-x", A, 1, 1), Line("1-2", "7-x", B, 1, 1)]
     assert stale(log) == []
     assert holes(log) == []
 
 
-def test_lines_that_are_missing_or_stand_twice_are_seen() -> None:
+def test_missing_and_repeated_lines_are_detected() -> None:
     assert holes([line(A, 1, 1), line(A, 3, 1)]) == [line(A, 3, 1)]
     assert holes([line(A, 1, 1), line(A, 1, 1)]) == [line(A, 1, 1)]
     assert holes([line(A, 2, 1)]) == [line(A, 2, 1)]
 
 
-def test_an_acknowledged_line_must_stand_where_it_was_acknowledged() -> None:
+def test_an_acknowledged_line_must_be_at_its_acknowledged_position() -> None:
     log = [line(A, 1, 1, "5-1")]
     assert lost(log, {Line("5-1", "a-1", A, 1)}) == []
     assert lost(log, {Line("5-2", "a-1", A, 1)}) == [Line("5-2", "a-1", A, 1)]
     assert lost([], {Line("5-1", "a-1", A, 1)}) == [Line("5-1", "a-1", A, 1)]
 
 
-def test_what_writers_print_is_understood_to_its_last_whole_line() -> None:
+def test_output_of_writers_is_parsed_up_to_its_last_complete_line() -> None:
     wrote = {"event": "wrote", "process": "a", "term": 1, "grant": "a-1", "number": 1}
     wrote["position"] = "5-1"
-    said = "\n".join(
+    message = "\n".join(
         [
             "2026-11-22 WARN ClientConnection:1100 | lost",
             json.dumps({"event": "leads", "process": "a", "term": 1}),
@@ -66,8 +66,8 @@ def test_what_writers_print_is_understood_to_its_last_whole_line() -> None:
             json.dumps(wrote)[:-20],
         ]
     )
-    assert acknowledged(said) == {Line("5-1", "a-1", A, 1)}
-    assert refused(said) == 1
+    assert acknowledged(message) == {Line("5-1", "a-1", A, 1)}
+    assert refused(message) == 1
     (slow,) = acknowledged(json.dumps(wrote | {"tookMs": 1500}))
     assert slow.took_ms == 1500
     text = json.dumps({"process": "a", "term": 1, "grant": "a-1", "number": 1})

@@ -40,7 +40,7 @@ def test_what_cannot():
     ],
     ids=["left out", "left out with leave", "nothing left out", "on the lab it fails"],
 )
-def test_what_was_not_run_has_not_held(
+def test_a_property_that_was_not_checked_does_not_hold(
     tmp_path: Path, variables: dict[str, str], wanted: str, code: int
 ) -> None:
     (tmp_path / "conftest.py").write_text(HOOKS)

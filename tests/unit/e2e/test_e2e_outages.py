@@ -1,51 +1,183 @@
-"""The judge of ``make trust`` sees a report that contradicts the writers."""
+"""The judge of ``make trust`` sees a report that contradicts the writers, or another report."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 from e2e.log import acknowledged_ms
-from e2e.outages import BEGIN, END, Outage, Sample, table, written
-from e2e.trust import PAGE
+from e2e.outages import (
+    BEGIN,
+    END,
+    Measurement,
+    Outage,
+    Reports,
+    Sample,
+    parsed,
+    table,
+    uncounted,
+    written,
+)
+from e2e.trust import FAULTS, KINDS, PAGE, grown
 
-REPORTED = {"cause": "Silent", "detectionMs": 2500, "handoverMs": 40, "outageMs": 2540}
+Json = dict[str, Any]
+
+START = 1_700_000_000_000
 
 
-def test_the_gap_is_the_longest_one_that_ends_after_the_fault() -> None:
-    outage = Outage("x", 5_000, [0, 4_000, 4_900, 7_600, 7_620], None)
-    assert outage.gap_ms == 2_700
-    assert outage.contradictions() == []
+def transition(at: int, **changed: Any) -> Json:
+    """A transition of epoch 7 at this time after the start."""
+    moment = datetime.fromtimestamp((START + at) / 1000, UTC).isoformat(timespec="milliseconds")
+    found = {"epoch": 7, "kind": "grant", "cause": "Silent", "at": moment, "holder": {"pod": "w"}}
+    times = {"detectionMs": 2_500, "handoverMs": 40, "outageMs": 2_540, "firstMessageMs": 20}
+    return found | times | changed
 
 
-def test_a_report_that_covers_the_gap_is_no_contradiction() -> None:
-    reported = REPORTED | {"firstMessageMs": 100}
-    assert Outage("x", 0, [0, 2_700, 2_720], reported).contradictions() == []
+def said(*transitions: Json, **changed: Any) -> Reports:
+    """Reports that agree, with these fields changed."""
+    outage = transitions[0]["outageMs"] if transitions else 0
+    fields: Json = {
+        "transitions": transitions,
+        "shown": transitions,
+        "history": [{**each, "kind": "ready"} for each in transitions],
+        "why": f"No producer could write for {outage} ms: and so on.",
+    }
+    return Reports(**(fields | changed))
+
+
+def outage(times: list[int], reports: Reports | None = None, **fields: Any) -> Outage:
+    """An outage with acknowledgements at these times after the start; the fault began at 1,000."""
+    acknowledged = [START + each for each in times]
+    return Outage("x", "stock", START + 1_000, acknowledged, reports or Reports(), **fields)
+
+
+def contradictions(times: list[int], *reported: Json, **changed: Any) -> list[str]:
+    return outage(times, said(*reported, **changed)).contradictions()
+
+
+def test_gaps_end_after_the_fault() -> None:
+    found = outage([0, 900, 950, 3_600, 3_620])
+    assert [each.ms for each in found.gaps] == [2_650, 20]
+    assert found.contradictions() == []
+
+
+def test_reports_that_cover_the_gap_and_agree_are_no_contradiction() -> None:
+    assert contradictions([1_000, 3_600, 3_620], transition(3_500)) == []
 
 
 def test_a_report_that_leaves_out_the_detection_is_a_contradiction() -> None:
-    (said,) = Outage("x", 0, [0, 2_700], REPORTED | {"outageMs": 3}).contradictions()
-    assert said == "x: writers saw 2700 ms without a write, and 3 ms are reported"
+    short = transition(3_500, detectionMs=0, outageMs=40)
+    (found,) = contradictions([1_000, 3_600], short)
+    assert found == "x, stock: writers saw 2600 ms without a write, and 60 ms are reported"
 
 
-def test_a_change_of_holder_without_an_outage_is_a_contradiction() -> None:
-    (said,) = Outage("x", 0, [0, 2_700], {"cause": "Silent", "outageMs": None}).contradictions()
-    assert "is not reported" in said
+def test_a_report_that_is_longer_than_the_gap_is_a_contradiction() -> None:
+    (found,) = contradictions([1_000, 1_100], transition(1_050))
+    assert found == "x, stock: 2560 ms are reported, and writers saw only 100 ms without a write"
+
+
+def test_a_change_of_the_holder_without_an_outage_is_a_contradiction() -> None:
+    unknown = transition(3_500, detectionMs=None, handoverMs=None, outageMs=None)
+    (found,) = contradictions([1_000, 3_600], unknown)
+    assert found == "x, stock: the holder changed (Silent), and the outage is not reported"
+
+
+def test_each_gap_is_compared_with_its_own_transition() -> None:
+    first, second = transition(3_500), transition(9_500, epoch=8)
+    times = [1_000, 3_600, 4_000, 9_600]
+    long = [each for each in contradictions(times, first, second) if "without a write" in each]
+    assert long == ["x, stock: writers saw 5600 ms without a write, and 2560 ms are reported"]
+
+
+def test_a_transition_of_another_time_belongs_to_no_gap() -> None:
+    found = outage([1_000, 3_600, 3_700], said(transition(9_000)))
+    assert found.reported(found.gap) is None
+
+
+def test_status_and_history_must_show_what_the_broker_shows() -> None:
+    reported = transition(3_500)
+    other = transition(3_500, handoverMs=4)
+    times = [1_000, 3_600]
+    assert "the status shows" in contradictions(times, reported, shown=[other])[0]
+    assert "the status does not show epoch 7" in contradictions(times, reported, shown=[])[0]
+    history = [{**other, "kind": "ready"}]
+    assert "the history has" in contradictions(times, reported, history=history)[0]
+    assert "the history has no times" in contradictions(times, reported, history=[])[0]
+
+
+def test_the_history_may_have_numbers_as_text() -> None:
+    reported = transition(3_500)
+    record = {"kind": "ready", "epoch": "7"} | {
+        name: str(value) for name, value in reported.items() if name.endswith("Ms")
+    }
+    assert contradictions([1_000, 3_600], reported, history=[record]) == []
+
+
+def test_why_must_name_the_outage() -> None:
+    (found,) = contradictions([1_000, 3_600], transition(3_500), why="3 ms")
+    assert found == "x, stock: `why` does not say 'No producer could write for 2540 ms'"
 
 
 def test_ready_while_no_write_is_possible_is_a_contradiction() -> None:
-    samples = [Sample(5_000, "True"), Sample(30_000, "False")]
-    assert Outage("x", 0, [0, 60_000], None, samples).contradictions() == []
-    samples.append(Sample(40_000, "True"))
-    (said,) = Outage("x", 0, [0, 60_000], None, samples).contradictions()
-    assert "Ready was True 40000 ms after the last write" in said
+    def judged(*samples: Sample, is_served: bool = False) -> list[str]:
+        found = outage([1_000, 60_000], samples=samples, is_served=is_served)
+        return found.contradictions()
+
+    early, late = Sample(START + 5_000, "True"), Sample(START + 30_000, "False")
+    assert judged(early, late) == []
+    (found,) = judged(early, Sample(START + 41_000, "True"))
+    assert "Ready was True 40000 ms after the last write" in found
+    assert judged(Sample(START + 41_000, "True", "False"), is_served=True) == []
+    (found,) = judged(Sample(START + 41_000, "True", "True"), is_served=True)
+    assert "WriterActive was True" in found
+
+
+def test_the_metric_must_contain_the_outages() -> None:
+    found = [outage([1_000, 3_600], said(transition(3_500), transition(500, epoch=6)))]
+    assert uncounted({"Silent": 2_540}, found) == []
+    assert uncounted(None, found) == [], "another process leads: its metric began at 0"
+    (contradiction,) = uncounted({"Released": 3}, found)
+    assert "outages of 2540 ms for Silent, and the metric grew by 0 ms" in contradiction
+
+
+def test_the_metric_of_another_process_is_not_compared() -> None:
+    assert grown(("a", {"Silent": 5}), ("a", {"Silent": 7, "Handover": 1})) == {
+        "Silent": 2,
+        "Handover": 1,
+    }
+    assert grown(("a", {}), ("b", {})) is None
 
 
 def test_the_table_is_written_between_its_lines() -> None:
-    rows = table([Outage("SIGSTOP", 0, [0, 2_700], REPORTED)])
-    assert rows.splitlines()[-1] == "| SIGSTOP | 2700 ms | Silent | 2500 ms | 40 ms | 2540 ms |  |"
+    rows = table([outage([1_000, 3_600], said(transition(3_500)), outcomes=["Evicted"])])
+    row = "| x | stock | 2.60 s | Silent | 2.50 s | 0.04 s | 0.02 s | Evicted |"
+    assert rows.splitlines()[-1] == row
     assert written(f"a\n{BEGIN}\nold\n{END}\nb", rows) == f"a\n{BEGIN}\n\n{rows}\n\n{END}\nb"
     with pytest.raises(ValueError, match="needs the lines"):
         written("a", rows)
     assert written(PAGE.read_text(), rows)
+
+
+def test_a_stored_measurement_is_read_back() -> None:
+    found = outage([1_000, 3_600], said(transition(3_500)), samples=[Sample(5, "True", "True")])
+    read = parsed(Measurement("2026-01-01", 1.5, [found]).text())
+    assert (read.measured_at, read.load) == ("2026-01-01", 1.5)
+    assert table(read.outages) == table([found])
+    assert read.outages[0].contradictions() == found.contradictions()
+    assert read.outages[0].samples == [Sample(5, "True", "True")]
+
+
+def test_a_holder_that_stays_or_resumes_is_shown_as_such() -> None:
+    resumed = said(transition(3_500, kind="resume", cause="BrokerChanged"))
+    rows = table([outage([1_000, 3_600]), outage([1_000, 3_600], resumed)]).splitlines()
+    assert "| the holder stays |" in rows[-2]
+    assert "| the holder resumes |" in rows[-1]
+
+
+def test_the_fault_that_loses_all_messages_is_the_last_one() -> None:
+    assert list(FAULTS)[-1] == "volume-lost"
+    assert all(set(each.kinds) <= set(KINDS) for each in FAULTS.values())
 
 
 def test_the_times_of_acknowledgements_are_read_from_a_writers_output() -> None:

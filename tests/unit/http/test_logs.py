@@ -29,7 +29,7 @@ def raised(text: str) -> Exception:
         return error
 
 
-def test_a_period_has_so_many_lines_of_a_kind_and_the_next_one_counts_the_others() -> None:
+def test_log_lines_of_a_kind_are_limited_per_period_and_the_rest_is_counted() -> None:
     time = [0.0]
     log = RequestLog("x", Throttle(3, lambda: time[0]))
     with structlog.testing.capture_logs() as lines:
@@ -60,7 +60,7 @@ def test_a_defect_names_code_and_no_text() -> None:
 
 @pytest.mark.usefixtures("library_loggers")
 @pytest.mark.parametrize("name", ["aiohttp.server", "aiohttp.access", "asyncio"])
-def test_what_libraries_log_is_told_without_its_text(
+def test_log_records_of_libraries_omit_their_text(
     name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     quiet_libraries()

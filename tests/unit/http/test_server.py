@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from onewriter_broker.testing.ports import free_ports
 from onewriter_http.limits import Limits
 from onewriter_http.routes import Routes
 from onewriter_http.server import Server
+from onewriter_testing.ports import free_ports
 
 ASKED = b"POST /echo HTTP/1.1\r\nHost: localhost\r\n"
 READ_SECONDS_MAX = 30.0
@@ -152,7 +152,7 @@ async def test_a_full_table_gives_up_who_has_not_asked_yet_oldest_first() -> Non
         assert (await ended(held)).startswith(b"HTTP/1.1 200")
 
 
-async def test_who_is_served_is_not_given_up() -> None:
+async def test_a_client_that_is_served_is_not_given_up() -> None:
     served = Served(Limits(connections_max=2))
     async with served.running() as server:
         held = [await served.connect(posted(b"", path="/held")) for _ in range(2)]

@@ -147,6 +147,9 @@ class FakeBroker:
             "durability": "Local",
             "memoryBytesUsed": 0,
             "memoryBytesMax": 1024**3,
+            "full": False,
+            "faults": [],
+            "refusesWrites": False,
         }
         certificates = [{"name": "broker", "notAfter": "2126-01-01T00:00:00.000Z"}]
         self.report = {
@@ -284,7 +287,7 @@ class FakeBroker:
             return {"type": "PING"}
 
     async def _look_up(self, request: web.Request) -> web.Response:
-        asked = (await request.json())["topics"]
+        requests = (await request.json())["topics"]
         known = dict.fromkeys(self.topics(), status(0, "Idle")) | self.stored | self.served
         return web.json_response(
             {
@@ -294,10 +297,10 @@ class FakeBroker:
                         "epoch": known[name]["epoch"],
                         "undivided": known[name]["undivided"],
                     }
-                    for name in asked
+                    for name in requests
                     if name in known and name not in self.elsewhere
                 },
-                "elsewhere": [name for name in asked if name in self.elsewhere],
+                "elsewhere": [name for name in requests if name in self.elsewhere],
             }
         )
 

@@ -63,6 +63,23 @@ EXTERNAL: Json = {
     }
 }
 SENTINEL: Json = {"externalStore": {"sentinels": ["one:26379", "two:26379"]}}
+EXTERNAL_CLUSTER: Json = {
+    "externalStore": {
+        "url": "rediss+cluster://node-0.store.example:7000,node-1.store.example:7001",
+        "username": "broker",
+        "passwordSecret": {"name": "store"},
+        "tls": EXTERNAL["externalStore"]["tls"],
+        "replicas": 1,
+    }
+}
+CLUSTER: Json = {
+    "store": {"shards": 3, "replicas": 2},
+    "valkey": {
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    },
+    "brokers": {"settings": {"minimumDurability": "Replicated"}},
+}
+"""A cluster as the store."""
 WITHOUT: Json = {
     "brokers": {
         "tls": {"enabled": False},
@@ -78,6 +95,8 @@ ALL = {
     "everything": EVERYTHING,
     "external": EXTERNAL,
     "sentinel": SENTINEL,
+    "external cluster": EXTERNAL_CLUSTER,
+    "cluster": CLUSTER,
     "without": WITHOUT,
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from onewriter.sidecar.settings import Settings
-from onewriter_core.kubernetes_names import INJECT_LABEL
+from onewriter_core.kubernetes.names import INJECT_LABEL
 from onewriter_operator.admission import (
     CONTAINER,
     PRE_STOP,
@@ -123,6 +123,7 @@ def test_the_environment_is_what_the_sidecar_understands() -> None:
     settings = Settings.model_validate(given, strict=False)
     assert settings.topic == "persistent://shop/default/orders"
     assert settings.service_url == "pulsar+ssl://b:6651"
+    assert settings.release_key_file == Path("/dev/shm/onewriter-release-key")  # noqa: S108
     assert settings.priority == 7
     assert settings.ready_when == "leading"
     assert settings.health_port == container(found)["readinessProbe"]["httpGet"]["port"]
@@ -141,7 +142,7 @@ def test_the_token_is_for_brokers_only_and_short_lived() -> None:
     }
 
 
-def test_the_authority_comes_out_of_the_pods_own_annotation() -> None:
+def test_the_ca_is_read_from_the_annotation_of_the_pod() -> None:
     found = injected(pod(), SECURE)
     assert found["metadata"]["annotations"]["onewriter.dev/broker-ca"] == SECURE.authority
     (volume,) = [each for each in found["spec"]["volumes"] if "downwardAPI" in each]
@@ -182,7 +183,7 @@ def test_a_container_of_that_name_that_the_author_wrote_stays() -> None:
 
 
 @pytest.mark.parametrize("labels", [{}, {INJECT_LABEL: "false"}, {"app": "writer"}])
-def test_a_pod_that_does_not_ask_is_left_alone(labels: Json) -> None:
+def test_a_pod_without_the_label_is_not_changed(labels: Json) -> None:
     assert patch_of(pod(labels=labels), "shop", INJECTION) == []
 
 
@@ -250,8 +251,8 @@ def test_no_relay_where_loopback_is_the_nodes() -> None:
         ({"onewriter.dev/relay": "maybe"}, "must be true or false"),
         (RELAY | {"onewriter.dev/priority": "7"}, "needs onewriter.dev/topic"),
         ({"onewriter.dev/topic": "persistent://x"}, "not a topic name"),
-        ({"onewriter.dev/topic": "orders-partition-3"}, "as a whole"),
-        ({"onewriter.dev/topic": "non-persistent://a/b/c"}, "must name a persistent topic"),
+        ({"onewriter.dev/topic": "orders-partition-3"}, "must name a whole persistent topic"),
+        ({"onewriter.dev/topic": "non-persistent://a/b/c"}, "must name a whole persistent topic"),
         ({"onewriter.dev/topic": "a", "onewriter.dev/priority": "high"}, "32-bit"),
         ({"onewriter.dev/topic": "a", "onewriter.dev/priority": "2147483648"}, "32-bit"),
         (

@@ -48,13 +48,55 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "tls to a store that does not use it": (
         {"externalStore": {"url": "redis://a:1", "tls": {"caSecretName": "ca"}}},
-        "tls needs a url that begins with rediss://",
+        "tls needs a url that begins with rediss:// or rediss.cluster://, or sentinels that begin",
     ),
-    "tls through Sentinels": (
+    "tls through Sentinels that do not use it": (
         {"externalStore": {"sentinels": ["b:2"], "tls": {"serverName": "b"}}},
-        "tls needs a url that begins with rediss://",
+        "tls needs a url that begins with rediss:// or rediss.cluster://, or sentinels that begin",
+    ),
+    "Sentinels of which one uses tls": (
+        {"externalStore": {"sentinels": ["rediss://a:1", "b:2"]}},
+        "at all of them or at none",
     ),
     "another protocol": ({"externalStore": {"url": "http://a"}}, "must be redis://"),
+    "a password in the URL of a cluster": (
+        {"externalStore": {"url": "rediss+cluster://u:p@a:1,b:2"}},
+        "must not carry a password",
+    ),
+    "tls to a cluster that does not use it": (
+        {"externalStore": {"url": "redis+cluster://a:1,b:2", "tls": {"serverName": "a"}}},
+        "tls needs a url that begins with rediss://",
+    ),
+    "several addresses that are no cluster": (
+        {"externalStore": {"url": "redis://a:1,b:2"}},
+        "need redis.cluster://",
+    ),
+    "a cluster with an empty address": (
+        {"externalStore": {"url": "redis+cluster://a:1,,b:2"}},
+        "must name a host at each address",
+    ),
+    "a cluster with a port that cannot be": (
+        {"externalStore": {"url": "redis+cluster://a:1,b:70000"}},
+        "Port out of range",
+    ),
+    "two shards": ({"store": {"shards": 2}}, "one of two is not a majority"),
+    "too many shards": ({"store": {"shards": 17}}, "less than or equal to 16"),
+    "a cluster without replicas": (
+        {"store": {"shards": 3, "replicas": 0}},
+        "greater than or equal",
+    ),
+    "a cluster beside another store": (
+        {"store": {"shards": 3}, "externalStore": {"url": "redis://a"}},
+        "externalStore replaces the installed store",
+    ),
+    "a directive of the cluster": (
+        {"valkey": {"settings": {"cluster-node-timeout": 1}}},
+        "'cluster-node-timeout' cannot be set here",
+    ),
+    "another directory of a process of a cluster": (
+        {"store": {"shards": 3}, "valkey": {"settings": {"appenddirname": "log"}}},
+        "valkey.settings.appenddirname cannot be set in a cluster",
+    ),
     "a lease that ends too late": (
         {"operator": {"lease": {"renewSeconds": 15}}},
         "below durationSeconds",
@@ -97,6 +139,22 @@ def test_a_store_of_others_may_promise_more() -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "ports", "is_encrypted"),
+    [
+        ("redis+cluster://a:7000,b:7001,c:7001", (7000, 7001), False),
+        ("rediss+cluster://broker@a,b:7000", (6379, 7000), True),
+        ("redis+cluster://[fd00::1]:7000,[fd00::2]", (6379, 7000), False),
+    ],
+)
+def test_a_cluster_of_others_is_named_by_some_nodes(
+    url: str, ports: tuple[int, ...], is_encrypted: bool
+) -> None:
+    found = configured({"externalStore": {"url": url, "replicas": 1}}).external_store
+    assert found.is_used
+    assert (found.ports, found.is_encrypted) == (ports, is_encrypted)
+
+
+@pytest.mark.parametrize(
     ("text", "amount"),
     [("2", 2), ("1.5Gi", 1.5 * 2**30), ("500m", 0.5), ("10k", 10_000), ("1Mi", 2**20)],
 )
@@ -109,7 +167,7 @@ def test_numbers_are_amounts_too() -> None:
     assert found.brokers.resources.requests == {"cpu": "2", "memory": "1Gi"}
 
 
-def test_memory_for_data_leaves_room_for_rewriting_the_log() -> None:
+def test_the_memory_limit_leaves_space_for_rewriting_the_log() -> None:
     assert configured().valkey.memory_bytes == int(2 * 2**30 * 0.6)
     unlimited = configured({"valkey": {"resources": {"limits": {}}}})
     assert unlimited.valkey.memory_bytes == 0

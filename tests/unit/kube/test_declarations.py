@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from onewriter_core.api.desired import read_desired
+from onewriter_core.kubernetes.kinds import Key
+from onewriter_core.kubernetes.objects import parse_topic
 from onewriter_operator.declarations import Declarations, Desired
-from onewriter_operator.kinds import Key
-from onewriter_operator.objects import parse_topic
 from onewriter_operator.store import ObjectCopy
 
 Json = dict[str, Any]
@@ -199,7 +199,7 @@ def test_a_topic_with_a_wrong_spec_closes_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("switch", ["onewriter.dev/paused", "onewriter.dev/unmanaged"])
-def test_a_paused_topic_keeps_its_spec_until_it_goes_on(switch: str) -> None:
+def test_a_paused_topic_keeps_its_spec_until_it_continues(switch: str) -> None:
     world = World(topic("orders", partitions=2))
     world.put(topic("orders", generation=2, partitions=3, annotations={switch: "true"}))
     assert world.passed_on()["orders"]["partitions"] == 2
@@ -272,11 +272,33 @@ def test_a_pod_without_the_label_is_not_seen() -> None:
 def test_a_piece_that_a_broker_refused_can_be_left_out() -> None:
     world = World(topic("orders"), topic("audit"))
     key = Key("ExclusiveTopic", "shop", "audit")
-    desired = world.declarations.compose({(key, world.declarations.piece(key))})
+    desired = world.declarations.compose({(key, world.declarations.piece(key)): None})
     assert [each.name for each in desired.pieces] == ["orders"]
     world.put(topic("audit", generation=2, partitions=1))
-    again = world.declarations.compose({(key, "an older piece")})
+    again = world.declarations.compose({(key, "an older piece"): None})
     assert key in again.pieces
+
+
+def test_an_earlier_piece_replaces_one_that_a_broker_refused() -> None:
+    world = World(topic("audit", partitions=1))
+    key = Key("ExclusiveTopic", "shop", "audit")
+    former = world.declarations.compose()
+    world.put(topic("audit", generation=2, partitions=2))
+    refused = (key, world.declarations.piece(key))
+    desired = world.declarations.compose({refused: former.pieces[key]})
+    assert desired == former
+    assert world.declarations.compose() != former
+
+
+def test_a_topic_that_is_being_deleted_is_left_out_instead_of_sent_as_it_was() -> None:
+    world = World(topic("audit"))
+    key = Key("ExclusiveTopic", "shop", "audit")
+    former = world.declarations.compose()
+    going = topic("audit", generation=2)
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.put(going)
+    closing = (key, world.declarations.piece(key))
+    assert world.declarations.compose({closing: former.pieces[key]}).pieces == {}
 
 
 def test_the_state_of_deleted_objects_is_dropped() -> None:

@@ -10,16 +10,17 @@ from typing import Any, cast
 
 import pytest
 
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import Key
+from onewriter_core.kubernetes.objects import LeaseRecord
 from onewriter_operator.election import (
     Election,
     LeadershipLost,
     Observation,
-    Record,
     Timing,
     judge,
     observe,
 )
-from onewriter_operator.kinds import Json, Key
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 
 TIMING = Timing(15, 10, 2)
@@ -27,7 +28,7 @@ LEASE = Key("Lease", "onewriter", "onewriter-operator")
 
 
 def seen(holder: str, since: float, duration: float = 15) -> Observation:
-    return Observation(Record(holder, "2026-01-01T00:00:00.000000Z", 0, duration), since)
+    return Observation(LeaseRecord(holder, "2026-01-01T00:00:00.000000Z", 0, duration), since)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +51,8 @@ def test_the_lease_decides_what_a_replica_may_do(
 
 
 def test_a_renewed_record_restarts_the_observation_whatever_its_time() -> None:
-    first = Record("other", "2026-01-01T00:00:10Z")
-    earlier = Record("other", "2020-01-01T00:00:00Z")  # a clock that was set back
+    first = LeaseRecord("other", "2026-01-01T00:00:10Z")
+    earlier = LeaseRecord("other", "2020-01-01T00:00:00Z")  # a clock that was set back
     known = observe(None, first, 5)
     assert observe(known, first, 9) is known
     assert observe(known, earlier, 9) == Observation(earlier, 9)
@@ -142,7 +143,7 @@ async def test_the_leader_renews_its_lease() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_clean_stop_hands_over_at_once() -> None:
+async def test_a_clean_stop_hands_over_immediately() -> None:
     lease = OneLease()
     first, second = Replica(lease, "a"), Replica(lease, "b")
     async with asyncio.TaskGroup() as group:

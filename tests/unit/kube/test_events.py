@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from onewriter_core.api.common import API_VERSION
+from onewriter_core.kubernetes.kinds import Key
+from onewriter_core.kubernetes.objects import parse
 from onewriter_operator import events
 from onewriter_operator.events import Recorder
-from onewriter_operator.kinds import Key
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.objects import parse
 from onewriter_operator.plan.actions import EmitEvent, EventReason
 
 Json = dict[str, Any]
@@ -78,7 +78,7 @@ async def running(**limits: int) -> AsyncIterator[World]:
 pytestmark = pytest.mark.looptime
 
 
-async def test_an_event_says_what_happened_to_what() -> None:
+async def test_an_event_names_its_object_and_reason() -> None:
     async with running() as world:
         world.report(is_warning=True)
         await asyncio.sleep(1)
@@ -108,7 +108,7 @@ async def test_a_repeated_event_is_counted() -> None:
         assert 60 <= change["series"]["count"] <= 101
 
 
-async def test_an_answer_that_is_the_same_again_is_counted_at_once() -> None:
+async def test_a_repeated_answer_is_counted_immediately() -> None:
     async with running() as world:
         for count in (1, 2, 3):
             world.report(is_warning=True, is_answer=True)

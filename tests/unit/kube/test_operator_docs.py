@@ -9,7 +9,7 @@ from typing import get_args
 
 from onewriter_core.api.installation import OneWriterStatus
 from onewriter_core.api.status import FencedPod
-from onewriter_core.kubernetes_names import (
+from onewriter_core.kubernetes.names import (
     FENCE,
     HANDOVER,
     PAUSED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onewriter_operator.kinds import Key
+from onewriter_core.kubernetes.kinds import Key
 from onewriter_operator.store import ObjectCopy
 
 Json = dict[str, Any]
@@ -88,7 +88,7 @@ def test_claims_and_dependents_are_found() -> None:
     assert store.owned_by("t1") == []
 
 
-def test_listeners_hear_of_every_change_after_it() -> None:
+def test_listeners_are_called_after_every_change() -> None:
     store, received = ObjectCopy(), []
     store.listen(lambda each, own: received.append((each.name, store.get(each) is not None, own)))
     store.put(pod("a", 1))
@@ -108,7 +108,7 @@ def test_a_sweep_finds_what_the_watch_missed() -> None:
     assert store.versions("Pod")[key("Pod", "changed")] == "2"
 
 
-def test_a_sweep_does_not_undo_what_happened_meanwhile() -> None:
+def test_a_sweep_does_not_undo_later_changes() -> None:
     store = ObjectCopy()
     for name in ("changes", "goes"):
         store.put(pod(name, 1))

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from onewriter_operator.kinds import TOPIC, Key, Kind
-from onewriter_operator.kube import ApiUnreachable, Kube
+from onewriter_core.kubernetes.kinds import CLAIM, TOPIC, Key, Kind
+from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.store import ObjectCopy
 from onewriter_operator.sweeper import FIRST_SECONDS, Sweeper
@@ -37,8 +37,13 @@ class Server:
             }
         ]
         self.failures = 0
+        self.lists = 0
+        self.refusal: ApiRefused | None = None
 
     async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Json]:
+        self.lists += 1
+        if self.refusal is not None and kind is CLAIM:
+            raise self.refusal
         if self.failures:
             self.failures -= 1
             raise ApiUnreachable("away")
@@ -54,15 +59,44 @@ def world() -> tuple[Server, ObjectCopy, Sweeper]:
 async def test_the_store_is_filled_however_long_it_takes() -> None:
     server, store, sweeper = world()
     server.failures = 5
-    await sweeper.fill()
+    await sweeper.fill(print)
     found = store.get(KEY)
     assert found is not None
     assert "managedFields" not in found.document["metadata"]
 
 
+@pytest.mark.parametrize(
+    ("refusal", "reported"),
+    [
+        (
+            ApiRefused(404, "not found"),
+            "the CRD producerclaims is missing: run helm upgrade, or apply crds/producerclaims.yaml",
+        ),
+        (ApiRefused(403, "forbidden"), "producerclaims cannot be listed: 403: forbidden"),
+        (ApiRefused(503, "not yet"), ""),
+        (ApiRefused(429, "too many"), ""),
+    ],
+)
+async def test_a_missing_definition_is_reported_and_never_counts_as_no_objects(
+    refusal: ApiRefused, reported: str
+) -> None:
+    server, _, sweeper = world()
+    server.refusal = refusal
+    reports: list[str] = []
+    async with asyncio.TaskGroup() as group:
+        filling = group.create_task(sweeper.fill(reports.append))
+        await asyncio.sleep(600)
+        assert not filling.done()
+        assert reports == [reported]
+        assert server.lists < 60, "the interval grows"
+        server.refusal = None
+        await filling
+    assert reports == [reported, ""]
+
+
 async def test_an_object_deleted_before_the_watch_is_found_soon() -> None:
     server, store, sweeper = world()
-    await sweeper.fill()
+    await sweeper.fill(print)
     server.topics.clear()
     async with asyncio.TaskGroup() as group:
         task = group.create_task(sweeper.run())
@@ -73,7 +107,7 @@ async def test_an_object_deleted_before_the_watch_is_found_soon() -> None:
 
 async def test_a_sweep_that_fails_is_made_good_by_the_next() -> None:
     server, store, sweeper = world()
-    await sweeper.fill()
+    await sweeper.fill(print)
     server.topics.clear()
     server.failures = 1
     async with asyncio.TaskGroup() as group:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from onewriter_core.api.tenancy import Tenancy, read_exceptions, written_exceptions
+from onewriter_core.kubernetes.kinds import Key
 from onewriter_operator.configuration import OptIn, TenancyOptions
 from onewriter_operator.declarations import Declarations
-from onewriter_operator.kinds import Key
 from onewriter_operator.store import ObjectCopy
 
 Json = dict[str, Any]

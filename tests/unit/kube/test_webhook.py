@@ -16,10 +16,10 @@ import pytest
 from cryptography import x509
 from tests.cluster.pki import Authority
 
-from onewriter_broker.testing.ports import free_ports
-from onewriter_core.kubernetes_names import INJECT_LABEL
+from onewriter_core.kubernetes.names import INJECT_LABEL
 from onewriter_operator.admission import Injection, NotInjectable
 from onewriter_operator.webhook import Webhook
+from onewriter_testing.ports import free_ports
 
 Json = dict[str, Any]
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from onewriter_core.kubernetes.kinds import Key
 from onewriter_operator import workqueue
-from onewriter_operator.kinds import Key
 from onewriter_operator.workqueue import GONE, KEYS_MAX, RetryLater, WorkQueue
 
 pytestmark = pytest.mark.looptime
@@ -127,7 +127,7 @@ async def test_the_delay_is_bounded() -> None:
     assert min(delays[-20:]) >= workqueue.BACKOFF_SECONDS_MAX / 2
 
 
-async def test_a_visit_may_say_when_it_is_to_be_repeated() -> None:
+async def test_a_reconcile_may_request_its_repetition() -> None:
     visits: list[float] = []
 
     async def reconcile(found: Key) -> float | None:
@@ -236,9 +236,9 @@ async def test_an_earlier_appointment_counts() -> None:
         visits.append(now())
 
     async with running(reconcile) as queue:
-        queue.add_after(key("a"), 50)
-        queue.add_after(key("a"), 5)
-        queue.add_after(key("a"), 20)
+        queue._add_after(key("a"), 50)
+        queue._add_after(key("a"), 5)
+        queue._add_after(key("a"), 20)
         await asyncio.sleep(100)
     assert visits == pytest.approx([5])
 

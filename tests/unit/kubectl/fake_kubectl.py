@@ -22,7 +22,7 @@ for number, answer in enumerate(answers):
     if re.search(answer["asked"], words):
         break
 else:
-    sys.exit("error: nobody expected: " + words)
+    sys.exit("error: unexpected command line: " + words)
 if answer.get("once"):
     answers.pop(number)
     (here / "answers").write_text(json.dumps(answers))
@@ -160,6 +160,7 @@ WAITER: Json = {"producerName": "w2", "state": "Waiting", "pod": "writer-2", "qu
 WRITER: Json = {"producerName": "w1", "state": "Granted", "pod": "writer-1", "epoch": 7}
 
 POD: Json = {
+    "kind": "Pod",
     "metadata": {"name": "onewriter-broker-0", "namespace": "system", "labels": {}},
     "spec": {
         "containers": [
@@ -172,4 +173,5 @@ POD: Json = {
 
 def service(namespace: str = "system", release: str = "onewriter") -> Json:
     labels = {"app.kubernetes.io/instance": release}
-    return {"metadata": {"name": "x", "namespace": namespace, "labels": labels}}
+    metadata = {"name": "x", "namespace": namespace, "labels": labels}
+    return {"kind": "Service", "metadata": metadata}

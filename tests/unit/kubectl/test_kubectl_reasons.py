@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from tests.unit.kubectl.fake_kubectl import WAITER, WRITER, claim, condition, topic
 
-from onewriter_core.topic.model import Departure
-from onewriter_kubectl.objects import seconds
-from onewriter_kubectl.reasons import CAUSES, Found, why
-
-Json = dict[str, Any]
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import seconds_of
+from onewriter_core.kubernetes.objects import parse_claim, parse_pod, parse_topic
+from onewriter_core.topic.model import TransitionCause
+from onewriter_core.topic_view import parse_view
+from onewriter_kubectl.objects import parse_budget
+from onewriter_kubectl.reasons import CAUSES, Facts, why
 
 CASES = yaml.safe_load((Path(__file__).parent / "reasons.yaml").read_text())
-NOW = seconds("2026-01-01T01:00:00Z")
+NOW = seconds_of("2026-01-01T01:00:00Z")
 
 CLAIMS = {
-    "primary": claim("primary", WRITER, WAITER),
-    "broken": claim("broken", ready="False"),
+    "primary": parse_claim(claim("primary", WRITER, WAITER)),
+    "broken": parse_claim(claim("broken", ready="False")),
 }
 
 
-def found(case: Json) -> Found:
+def facts_of(case: Json) -> Facts:
     assert NOW is not None
     document = topic(**case.get("status", {}))
     document["metadata"] |= case.get("metadata", {})
@@ -32,27 +33,29 @@ def found(case: Json) -> Found:
     for kind, (status, reason, message) in case.get("conditions", {}).items():
         shown[kind] = condition(kind, str(status), reason, message)
     document["status"]["conditions"] = list(shown.values())
-    return Found(
-        document,
+    budgets = case.get("budgets", ())
+    pods = [{"metadata": {"name": name}} | pod for name, pod in case.get("pods", {}).items()]
+    return Facts(
+        parse_topic(document),
         NOW,
         claims=[CLAIMS[name] for name in case.get("claims", ())],
-        budgets=case.get("budgets", ()),
-        pods=case.get("pods", {}),
-        live=case.get("live"),
+        budgets=None if budgets is None else [parse_budget(each) for each in budgets],
+        pods={pod.key.name: pod for pod in map(parse_pod, pods)},
+        live=parse_view(case["live"]) if "live" in case else None,
         operator=case.get("operator"),
     )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_why(case: Json) -> None:
-    said = why(found(case))
-    left = iter(said)
-    for line in case.get("said", ()):
-        assert line in left, f"{line!r} is not said, or not there: {said}"
-    for word in case.get("unsaid", ()):
-        assert word not in "\n".join(said)
-    assert all(line.endswith((".", ":")) or line.startswith("  ") or not line for line in said)
+    sentences = why(facts_of(case))
+    left = iter(sentences)
+    for expected in case.get("sentences", ()):
+        assert expected in left, f"{expected!r} is missing, or in another place: {sentences}"
+    for word in case.get("absent", ()):
+        assert word not in "\n".join(sentences)
+    assert all(each.endswith((".", ":")) or each.startswith("  ") or not each for each in sentences)
 
 
-def test_every_cause_that_there_is_has_its_words() -> None:
-    assert set(CAUSES) == {each.value for each in Departure} | {"Forced"}
+def test_every_cause_of_a_transition_has_a_sentence() -> None:
+    assert set(CAUSES) == {each.value for each in TransitionCause} | {"Forced"}

@@ -28,11 +28,11 @@ from onewriter_core.errors import (
     Unavailable,
     Undecided,
 )
+from onewriter_core.kubernetes.kinds import seconds_of
 from onewriter_kubectl.brokers import Brokers
 from onewriter_kubectl.cli import main
 from onewriter_kubectl.installation import Installation, find, operator_problem
 from onewriter_kubectl.kubectl import Forbidden, Kubectl, Missing
-from onewriter_kubectl.objects import seconds
 from onewriter_kubectl.tunnel import Tunnel
 
 RELEASE = Installation("system", "onewriter")
@@ -54,16 +54,16 @@ def test_the_callers_own_options_go_along(fake: FakeKubectl) -> None:
     whole.json("get", "pods")
     whole.json("get", "pods", namespace="other")
     whole.json("get", "pods", namespace="*")
-    asked = "get pods --output=json --kubeconfig=/file --context=prod --as=eve"
+    request = "get pods --output=json --kubeconfig=/file --context=prod --as=eve"
     assert fake.calls == [
-        f"{asked} --namespace=shop --request-timeout=20s",
-        f"{asked} --namespace=other --request-timeout=20s",
-        f"{asked} --all-namespaces --request-timeout=20s",
+        f"{request} --namespace=shop --request-timeout=20s",
+        f"{request} --namespace=other --request-timeout=20s",
+        f"{request} --all-namespaces --request-timeout=20s",
     ]
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "words"),
+    ("output", "kind", "words"),
     [
         (NOT_FOUND, Missing, '^exclusivetopics.onewriter.dev "orders" not found$'),
         (FORBIDDEN, Forbidden, "^services is forbidden"),
@@ -86,9 +86,9 @@ def test_the_callers_own_options_go_along(fake: FakeKubectl) -> None:
     ],
 )
 def test_the_error_of_kubectl_decides_the_kind_of_failure(
-    fake: FakeKubectl, said: str, kind: type[Exception], words: str
+    fake: FakeKubectl, output: str, kind: type[Exception], words: str
 ) -> None:
-    fake.fails("get", said)
+    fake.fails("get", output)
     with pytest.raises(kind, match=words) as found:
         Kubectl().text("get", "xt")
     assert type(found.value) is kind
@@ -160,11 +160,11 @@ def test_no_installation_or_none_to_be_seen(fake: FakeKubectl) -> None:
         ({"holderIdentity": ""}, "no operator leads"),
     ],
 )
-def test_the_lease_tells_whether_an_operator_leads(
+def test_the_lease_shows_whether_an_operator_leads(
     fake: FakeKubectl, spec: Json, problem: str
 ) -> None:
     fake.shows("get leases onewriter-operator .*--namespace=system", {"spec": spec})
-    now = seconds("2026-01-01T00:00:10Z")
+    now = seconds_of("2026-01-01T00:00:10Z")
     assert now is not None
     found = operator_problem(Kubectl(), RELEASE, now)
     assert problem in found
@@ -278,7 +278,7 @@ def test_a_token_goes_to_brokers_only(
         brokers.get("/elsewhere")
 
 
-def test_a_pod_that_cannot_be_reached_is_passed_over(
+def test_an_unreachable_pod_is_skipped(
     fake: FakeKubectl, page: tuple[int, type[Page]], brokers: Brokers
 ) -> None:
     port, _ = page
@@ -297,7 +297,7 @@ def test_no_pod_can_be_reached(fake: FakeKubectl, brokers: Brokers) -> None:
         brokers.get("/x")
     fake.has("get pods", *pods("onewriter-broker-0"))
     fake.fails("port-forward", FORBIDDEN)
-    with pytest.raises(Unavailable, match=r"no way to pod onewriter-broker-0: .*forbidden"):
+    with pytest.raises(Unavailable, match=r"cannot connect to pod onewriter-broker-0: .*forbidden"):
         brokers.get("/x")
 
 
@@ -343,7 +343,6 @@ def test_the_plugin_needs_only_the_package_itself() -> None:
     )
 
 
-def test_within_takes_an_objects_namespace() -> None:
+def test_within_changes_only_the_namespace() -> None:
     kubectl = Kubectl("/file", namespace="here")
-    there = {"metadata": {"name": "x", "namespace": "there"}}
-    assert kubectl.within(there) == replace(kubectl, namespace="there")
+    assert kubectl.within("there") == replace(kubectl, namespace="there")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from tests.unit.kubectl.fake_kubectl import Json
-
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.objects import TopicStatus, parse_topic_status
 from onewriter_kubectl.timeline import BAR_COLUMNS_MIN, documents, lines, spans
 
 NOON = 1_767_268_800.0
 """2026-01-01T12:00:00Z."""
 
 
-def topic(*transitions: Json) -> Json:
-    return {"metadata": {"name": "orders"}, "status": {"transitions": list(transitions)}}
+def status(*transitions: Json) -> TopicStatus:
+    return parse_topic_status({"transitions": list(transitions)})
 
 
-ORDERS = topic(
+ORDERS = status(
     {"epoch": 7, "cause": "Silent", "at": "2026-01-01T12:01:30Z", "pod": "w-1", "outageMs": 2620},
     {"epoch": 6, "cause": "Released", "at": "2026-01-01T12:01:00Z"},
     {"epoch": 5, "cause": "Initial", "at": "2026-01-01T12:00:00Z", "producerName": "p"},
@@ -39,7 +39,7 @@ def test_lines_fit_the_terminal() -> None:
 
 
 def test_short_epochs_and_odd_entries_are_drawn_too() -> None:
-    odd = topic(
+    odd = status(
         {"epoch": 3, "at": "2026-01-01T12:00:00Z", "pod": "a"},
         {"epoch": 2, "at": "2026-01-01T12:00:00Z", "pod": "b"},
         {"epoch": 1, "at": "nonsense"},
@@ -47,7 +47,7 @@ def test_short_epochs_and_odd_entries_are_drawn_too() -> None:
     drawn = lines(spans(odd, NOON - 5), 80)  # this machine's clock is late
     assert [line.split()[0] for line in drawn[1:]] == ["2", "3"]
     assert all("=" in line for line in drawn[1:])
-    assert lines(spans(topic(), NOON), 80) == ["no change of the holder is known"]
+    assert lines(spans(status(), NOON), 80) == ["no change of the holder is known"]
 
 
 def test_programs_get_the_same_as_documents() -> None:

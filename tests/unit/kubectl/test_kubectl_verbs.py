@@ -99,19 +99,19 @@ def test_the_verb_installation_succeeds_if_it_is_ready(fake: FakeKubectl) -> Non
 
 
 def test_the_verb_timeline_draws_epochs_and_has_them_for_programs(fake: FakeKubectl) -> None:
-    said = run("timeline", "orders", "-n", "shop").output.splitlines()
-    assert said[0].startswith("EPOCH")
+    output = run("timeline", "orders", "-n", "shop").output.splitlines()
+    assert output[0].startswith("EPOCH")
     found = json.loads(run("timeline", "orders", "-n", "shop", "-o", "json").output)["epochs"]
-    assert [line.split()[0] for line in said[1:]] == [str(each["epoch"]) for each in found]
+    assert [line.split()[0] for line in output[1:]] == [str(each["epoch"]) for each in found]
 
 
 def test_the_verb_who_prints_one_line(fake: FakeKubectl) -> None:
-    said = run("who", "orders", "-n", "shop").output
-    assert said.startswith("shop/orders: writer-1 (producer w1), claim primary writes since ")
-    assert said.endswith(", epoch 7, 1 waiting\n")
-    assert said.count("\n") == 1
+    output = run("who", "orders", "-n", "shop").output
+    assert output.startswith("shop/orders: writer-1 (producer w1), claim primary writes since ")
+    assert output.endswith(", epoch 7, 1 waiting\n")
+    assert output.count("\n") == 1
     assert "--namespace=shop" in fake.calls[0]
-    assert run("who", "xt/orders").output == said
+    assert run("who", "xt/orders").output == output
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_verb_who_reports_a_topic_without_a_writer(
     assert run("who", "orders").output == expected
 
 
-def test_lists_are_tables_for_people_and_objects_for_scripts(fake: FakeKubectl) -> None:
+def test_lists_are_printed_as_tables_or_as_json(fake: FakeKubectl) -> None:
     lines = run("who", "-A").output.splitlines()
     (line,) = [line.split() for line in lines if " orders " in line]
     assert line[:5] == ["shop", "orders", "7", "w1", "writer-1"]
@@ -182,7 +182,7 @@ def test_status_shows_everything_of_one_topic(fake: FakeKubectl) -> None:
     }
     partitions = [{"partition": 0, "epoch": 7, "producerName": "w1"}]
     fake.shows("orders --output", topic(fencedPods=[fenced], partitions=partitions))
-    said = run("status", "orders").output
+    output = run("status", "orders").output
     for word in (
         "holder:       writer-1 (producer w1)",
         "conditions:",
@@ -195,10 +195,10 @@ def test_status_shows_everything_of_one_topic(fake: FakeKubectl) -> None:
         "events:",
         "WriterFenced",
     ):
-        assert word in said
-    (waiter,) = [line.split() for line in said.splitlines() if " Waiting " in line]
+        assert word in output
+    (waiter,) = [line.split() for line in output.splitlines() if " Waiting " in line]
     assert waiter == ["primary", "Waiting", "-", "w2", "writer-2", "1", "-"]
-    assert "other" not in said
+    assert "other" not in output
     assert "involvedObject.name=orders" in fake.calls[-1]
 
 
@@ -216,12 +216,12 @@ def test_events_that_may_not_be_seen_are_left_out(fake: FakeKubectl) -> None:
 
 
 def test_why_asks_for_what_it_needs_and_no_more(fake: FakeKubectl) -> None:
-    said = run("why", "orders").output
-    assert "is written by writer-1 (producer w1)" in said
-    assert "Nothing needs attention." in said
-    asked = " ".join(fake.calls)
-    assert "poddisruptionbudgets" not in asked
-    assert "port-forward" not in asked
+    output = run("why", "orders").output
+    assert "is written by writer-1 (producer w1)" in output
+    assert "Nothing needs attention." in output
+    request = " ".join(fake.calls)
+    assert "poddisruptionbudgets" not in request
+    assert "port-forward" not in request
 
 
 def test_why_finds_the_budget_and_the_missing_operator(fake: FakeKubectl) -> None:
@@ -235,7 +235,7 @@ def test_why_finds_the_budget_and_the_missing_operator(fake: FakeKubectl) -> Non
     }
     gone = fenced | {"pod": "writer-9", "podUID": "u9", "outcome": "Pending"}
     fake.shows("orders --output", topic(fencedPods=[fenced, gone]))
-    fake.shows("get pods writer-0", {"metadata": {"labels": {"app": "writer"}}})
+    fake.shows("get pods writer-0", {"metadata": {"name": "writer-0", "labels": {"app": "writer"}}})
     fake.fails("get pods writer-9", 'Error from server (NotFound): pods "writer-9" not found')
     selector = {"matchLabels": {"app": "writer"}}
     fake.has(
@@ -244,9 +244,9 @@ def test_why_finds_the_budget_and_the_missing_operator(fake: FakeKubectl) -> Non
     )
     fake.has("get services", service())
     fake.shows("get leases", {"spec": {}})
-    said = run("why", "orders").output
-    assert "PodDisruptionBudget writers allows 0 disruptions" in said
-    assert "This may be outdated: no operator leads just now." in said
+    output = run("why", "orders").output
+    assert "PodDisruptionBudget writers allows 0 disruptions" in output
+    assert "This may be outdated: no operator leads just now." in output
     fake.fails("get poddisruptionbudgets", FORBIDDEN)
     fake.fails("get pods writer", FORBIDDEN)
     assert "you may not see which one" in run("why", "orders").output
@@ -270,8 +270,8 @@ def test_a_wrong_command_line_is_refused(fake: FakeKubectl) -> None:
 
 
 def test_help_names_every_verb() -> None:
-    said = run("--help").output
-    assert all(f"\n  {verb}" in said for verb in cli.onewriter.commands)
+    output = run("--help").output
+    assert all(f"\n  {verb}" in output for verb in cli.onewriter.commands)
     assert set(cli.onewriter.commands) == {
         *("who", "status", "timeline", "history", "why"),
         *("fence", "handover", "reassign", "report"),
@@ -301,8 +301,8 @@ def test_a_fence_is_an_annotation_whose_result_is_shown(fake: FakeKubectl) -> No
     fake.shows("orders --output", topic(), once=True)
     fake.answers("annotate")
     fake.answers("patch")
-    said = run("fence", "orders", "--yes", "--if-epoch", "7").output
-    assert said == (
+    output = run("fence", "orders", "--yes", "--if-epoch", "7").output
+    assert output == (
         "done: epoch 7 of shop/orders has ended; writer-2 (producer w2) writes, epoch 8\n"
     )
     (given,) = [call for call in fake.calls if "annotate " in call]
@@ -314,7 +314,7 @@ def test_a_fence_is_an_annotation_whose_result_is_shown(fake: FakeKubectl) -> No
     assert '"op": "test", "path": "/metadata/annotations/onewriter.dev~1fence"' in taken
 
 
-def test_an_order_that_is_refused_says_why(fake: FakeKubectl) -> None:
+def test_a_refused_order_reports_why(fake: FakeKubectl) -> None:
     reported = {
         "type": "Warning",
         "reason": "FencedByOrder",
@@ -371,7 +371,7 @@ def test_an_order_without_an_operator_stays(fake: FakeKubectl) -> None:
         run("fence", "orders", "-y")
 
 
-def test_orders_that_come_to_nothing_are_not_given(fake: FakeKubectl) -> None:
+def test_orders_without_effect_are_not_sent(fake: FakeKubectl) -> None:
     with pytest.raises(Refused, match="the epoch of shop/orders is 7, not 6"):
         run("fence", "orders", "--if-epoch", "6")
     fake.shows("orders --output", topic(waiting=0))
@@ -392,8 +392,8 @@ def test_a_handover_names_the_successor(fake: FakeKubectl) -> None:
     assert "has ended" in run("handover", "orders", "--to", "w2", "-y").output
     assert "onewriter.dev/handover=7#5eed w2" in " ".join(fake.calls)
     fake.shows("orders --output", topic())
-    asked = run("handover", "orders", stdin="n\n").output
-    assert "epoch 7, to the first of those who wait?" in asked
+    request = run("handover", "orders", stdin="n\n").output
+    assert "epoch 7, to the first of those who wait?" in request
 
 
 # ------------------------------------------------------------ the report
@@ -414,7 +414,7 @@ def test_a_report_has_everything_but_secrets(fake: FakeKubectl, tmp_path: Path) 
     fake.fails("port-forward", FORBIDDEN)
     path = tmp_path / "report.tar.gz"
     result = run("report", "-f", str(path))
-    assert "without pods/onewriter-broker-0/http: no way to pod" in result.output
+    assert "without pods/onewriter-broker-0/http: cannot connect to pod" in result.output
     assert result.output.endswith(f"{path} (1 parts could not be had: errors.txt)\n")
     with tarfile.open(path) as archive:
         texts = {}
@@ -441,11 +441,11 @@ def test_a_report_has_everything_but_secrets(fake: FakeKubectl, tmp_path: Path) 
     assert not any("secret" in call.lower() for call in fake.calls)
 
 
-def test_a_report_goes_on_without_what_may_not_be_seen(fake: FakeKubectl, tmp_path: Path) -> None:
+def test_a_report_omits_what_the_caller_may_not_see(fake: FakeKubectl, tmp_path: Path) -> None:
     fake.fails("version|producerclaims|events", AWAY)
     path = tmp_path / "report.tar.gz"
-    said = run("report", "-f", str(path)).output
-    assert "without installation: which installation is meant?" in said
+    output = run("report", "-f", str(path)).output
+    assert "without installation: which installation is meant?" in output
     with tarfile.open(path) as archive:
         names = [name.partition("/")[2] for name in archive.getnames()]
     assert "topics/exclusivetopics.onewriter.dev.yaml" in names

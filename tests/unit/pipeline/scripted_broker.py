@@ -41,7 +41,7 @@ class ScriptedBroker:
     """The address, and the requests so far."""
 
     url: str
-    asked: list[Request]
+    requests: list[Request]
 
 
 class _Quiet(ThreadingHTTPServer):
@@ -54,7 +54,7 @@ class _Quiet(ThreadingHTTPServer):
 @contextmanager
 def scripted_broker(script: Script) -> Iterator[ScriptedBroker]:
     """Serve until the end of the block."""
-    asked: list[Request] = []
+    requests: list[Request] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -75,7 +75,7 @@ def scripted_broker(script: Script) -> Iterator[ScriptedBroker]:
             parts = urlsplit(self.path)
             query = dict(parse_qsl(parts.query))
             request = Request(self.command, parts.path, query, dict(self.headers), body)
-            asked.append(request)
+            requests.append(request)
             answer = script(request)
             self.send_response(answer.status)
             for name, value in answer.headers.items():
@@ -104,7 +104,7 @@ def scripted_broker(script: Script) -> Iterator[ScriptedBroker]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield ScriptedBroker(f"http://127.0.0.1:{server.server_port}", asked)
+        yield ScriptedBroker(f"http://127.0.0.1:{server.server_port}", requests)
     finally:
         server.shutdown()
         thread.join()

@@ -57,7 +57,7 @@ def add_routes(router: Routes, site: Site) -> None:
         with one_more(figures):
             async with asyncio.timeout(BEGIN_SECONDS):
                 topic_log, _, _ = await one_log(site, request)
-                start, end = _asked(request)
+                start, end = _requested_range(request)
                 payload = request.query.get("payload", "").lower() != "false"
                 publishers, is_stored = flag(request, "publishers"), flag(request, "stored")
                 gone = await _gone(topic_log, start)
@@ -101,8 +101,8 @@ def one_more(streams: BlockStreams) -> Iterator[None]:
         streams.open -= 1
 
 
-def _asked(request: web.Request) -> tuple[Position | None, Position | None]:
-    start, end = positions.asked(request, "from"), positions.asked(request, "to")
+def _requested_range(request: web.Request) -> tuple[Position | None, Position | None]:
+    start, end = positions.requested(request, "from"), positions.requested(request, "to")
     if start is not None and end is not None and end < start:
         raise Refusal(
             400, "to is before from: a range starts at a position and ends at a later one"
@@ -116,14 +116,14 @@ def _asked(request: web.Request) -> tuple[Position | None, Position | None]:
 class Gone:
     """The requested entries are no longer stored; the log begins at ``first`` now."""
 
-    def __init__(self, topic_log: TopicLog, asked: Position, first: Position) -> None:
+    def __init__(self, topic_log: TopicLog, requested: Position, first: Position) -> None:
         trimmed = trimmed_of(topic_log)
         self.details = {"first": positions.shown(first)}
         if trimmed != EARLIEST:
             self.details["trimmed"] = positions.shown(trimmed)
-        why = "was trimmed" if asked < trimmed else "is not in the store any more"
+        why = "was trimmed" if requested < trimmed else "is not in the store any more"
         self.reason = (
-            f"{positions.shown(asked)} of {topic_log.name} {why}:"
+            f"{positions.shown(requested)} of {topic_log.name} {why}:"
             f" the log begins at {positions.shown(first)}"
         )
 
@@ -136,12 +136,12 @@ class Gone:
         return packed.pack_error(410, self.reason, **self.details)
 
 
-async def _gone(topic_log: TopicLog, asked: Position | None) -> Gone | None:
+async def _gone(topic_log: TopicLog, requested: Position | None) -> Gone | None:
     """The response if the log does not go back that far. Raises Undecided."""
-    if asked is None:
+    if requested is None:
         return None
     first = (await first_block(topic_log)).position
-    return Gone(topic_log, asked, first) if lacks(topic_log, asked, first) else None
+    return Gone(topic_log, requested, first) if lacks(topic_log, requested, first) else None
 
 
 # ------------------------------------------------------------ streaming
@@ -187,7 +187,7 @@ class BlockStream:
         except _Ended as ended:
             last = ended.frame
         except EntriesMissing as missing:
-            last = Gone(self._log, missing.asked, missing.found).frame()
+            last = Gone(self._log, missing.requested, missing.found).frame()
         except OnewriterError as error:
             last = packed.pack_error(503, str(error))
         await self._write(last)

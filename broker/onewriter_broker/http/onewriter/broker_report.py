@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from onewriter_broker.http.onewriter import views
 from onewriter_broker.http.pulsar.stats import iso
 from onewriter_broker.http.site import Site
-from onewriter_broker.log.store.api import Durability
+from onewriter_broker.log.store.api import UNWRITTEN, Durability
+from onewriter_broker.log.store.redis.primary import is_cluster_url
 from onewriter_broker.settings import Settings
 from onewriter_core.command import DISTRIBUTION
 
@@ -70,12 +72,28 @@ class BrokerReport:
         used = 0 if seen is None else seen.memory_bytes_used
         return {
             "url": address(settings),
-            "topology": "Sentinel" if settings.redis_sentinels else "Single",
+            "topology": _topology(settings),
             "reachable": is_reachable,
+            "problem": None if is_reachable else self._site.store_problem() or None,
             "durability": strongest,
+            "full": self._site.clients.store_is_full,
+            "faults": [] if seen is None else list(seen.faults),
+            "refusesWrites": seen is not None and UNWRITTEN in seen.faults,
+            "declared": list(self._site.declared),
             "memoryBytesUsed": round(used / MEMORY_STEP_BYTES) * MEMORY_STEP_BYTES,
             "memoryBytesMax": (seen.memory_bytes_max or None) if seen is not None else None,
+            "shards": [
+                views.shard(*each, step_bytes=MEMORY_STEP_BYTES)
+                for each in self._site.shards()
+                if each[0].buckets is not None
+            ],
         }
+
+
+def _topology(settings: Settings) -> str:
+    if settings.redis_sentinels:
+        return "Sentinel"
+    return "Cluster" if is_cluster_url(settings.redis_url) else "Single"
 
 
 def address(settings: Settings) -> str:

@@ -52,7 +52,13 @@ def add_routes(router: Routes, site: Site) -> None:
 
     async def losses(request: web.Request) -> web.Response:
         shown = [each for each in site.losses if site.shows(request, each.topic)]
-        return web.json_response({"losses": [views.loss(each) for each in shown]})
+        at_risk = [each for each in site.at_risk if site.shows(request, each.topic)]
+        return web.json_response(
+            {
+                "losses": [views.loss(each) for each in shown],
+                "atRisk": [views.at_risk(each) for each in at_risk],
+            }
+        )
 
     router.add_get(_ROOT + "/brokers", brokers, AnyIdentity("clients may connect to every broker"))
     router.add_get(_ROOT + "/losses", losses, LISTED)

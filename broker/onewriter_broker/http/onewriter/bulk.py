@@ -1,12 +1,14 @@
-"""Endpoints for pipelines that read whole logs: segments, audit, trim."""
+"""Endpoints for pipelines that read whole logs: segments, witnesses, audit, trim."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any, Final
 
 import msgspec
+import structlog
 from aiohttp import web
 
 from onewriter_broker.connection.lookups import wait_for_bucket
@@ -14,23 +16,36 @@ from onewriter_broker.http.onewriter import history, positions
 from onewriter_broker.http.onewriter.ownerships import shows_owned
 from onewriter_broker.http.pulsar.topics import served
 from onewriter_broker.http.routes import Filtered, Routes, on_topic
-from onewriter_broker.http.site import Refusal, Site, flag, listing, number, object_body
+from onewriter_broker.http.site import IDENTITY, Refusal, Site, flag, listing, number, object_body
 from onewriter_broker.log.store.api import LogStore, Unit
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.retention.retention import BlockRun
-from onewriter_broker.topic.retention.segments import Segment, SegmentIndexes, SegmentPage
+from onewriter_broker.topic.retention.segments import Segment, SegmentPage
 from onewriter_broker.topic.retention.trimming import trim
+from onewriter_broker.topic.retention.witnesses import (
+    UnreadableWitness,
+    UnwitnessedTable,
+    add_to_witness,
+    parse_witness,
+    remove_witness,
+    witness_limit,
+    witnesses_in,
+)
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position, TopicName
 from onewriter_core.log_format.field_names import TRIMMED, VERSION_PREFIX
+from onewriter_core.witnesses import ContradictsWitness, InvalidWitness, WitnessPost, table_of
 
 TOPIC_PATH: Final = "/onewriter/v1/topics/{tenant}/{namespace}/{topic:[^/]+}"
 
 _AUDIT: Final = Filtered(
     Action.OBSERVE, "the caller sees the records of the topics and resources that it may observe"
 )
+
+log = structlog.get_logger(__name__)
 
 RECORDS_PER_PAGE: Final = 1_000
 RECORDS_PER_PAGE_MAX: Final = 5_000
@@ -40,6 +55,7 @@ RECORDS_PER_PAGE_MAX: Final = 5_000
 def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "Reading whole logs"."""
     _add_segments(router, site)
+    _add_witnesses(router, site)
     _add_trim(router, site)
     _add_audit(router, site)
 
@@ -63,20 +79,23 @@ async def one_log(site: Site, request: web.Request) -> tuple[TopicLog, int, int]
 
 
 def _add_segments(router: Routes, site: Site) -> None:
-    indexes = SegmentIndexes()
-
     async def segments(request: web.Request) -> web.Response:
-        after = positions.asked(request, "after") or EARLIEST
-        with_state = flag(request, "state")
+        after = positions.requested(request, "after") or EARLIEST
+        with_state, with_witnesses = flag(request, "state"), flag(request, "witnesses")
         topic_log, bucket, _ = await one_log(site, request)
         epoch = _epoch(topic_log)  # not newer than what the segments show
         try:
-            page = await indexes.page(topic_log, bucket, after)
+            page = await site.segments.page(topic_log, bucket, after)
         except MalformedBlock as error:
             raise Refusal(500, f"the log is damaged: {error}") from error
         document, listed = _page(topic_log, epoch, page), _segments(page)
         if with_state:
             document["state"] = await _stored_state(site.store, topic_log.name, bucket)
+        if with_witnesses:
+            state = await site.store.read_state(topic_log.name)
+            with _witness_refusals():
+                known = witnesses_in(str(topic_log.name), state)
+            document["witnesses"] = [each.document() for each in known]
         return await listing(document, "segments", listed)
 
     router.add_get(TOPIC_PATH + "/segments", segments, on_topic(Action.CONSUME))
@@ -174,6 +193,59 @@ def _block_run(block_run: BlockRun) -> dict[str, Any]:
     }
 
 
+# ------------------------------------------------------------ witnesses
+
+
+@contextmanager
+def _witness_refusals() -> Iterator[None]:
+    """Convert the errors of witnesses to responses."""
+    try:
+        yield
+    except InvalidWitness as error:
+        raise Refusal(400, str(error)) from error
+    except (ContradictsWitness, UnwitnessedTable) as error:
+        raise Refusal(409, str(error)) from error
+    except UnreadableWitness as error:
+        raise Refusal(500, str(error)) from error
+
+
+def _add_witnesses(router: Routes, site: Site) -> None:
+    async def add(request: web.Request) -> web.Response:
+        with _witness_refusals():
+            post = WitnessPost.of(await object_body(request))
+        topic_log, _, _ = await one_log(site, request)
+        topic = _loaded(site, topic_log)
+        async with topic.growing:
+            with _witness_refusals():
+                witness = await add_to_witness(topic_log, post)
+        return web.json_response({"topic": str(topic_log.name), "witness": witness.document()})
+
+    async def remove(request: web.Request) -> web.Response:
+        topic_log, _, _ = await one_log(site, request)
+        topic = _loaded(site, topic_log)
+        async with topic.growing:
+            with _witness_refusals():
+                text = await remove_witness(topic_log, request.match_info["table"])
+        log.warning("log.witness_removed", topic=str(topic_log.name), witness=text)
+        removed: dict[str, Any] | None = None
+        with suppress(InvalidWitness):
+            removed = parse_witness(text).document()
+        return web.json_response({"topic": str(topic_log.name), "witness": removed})
+
+    router.add_post(TOPIC_PATH + "/witnesses", add, on_topic(Action.TRIM))
+    router.add_delete(
+        TOPIC_PATH + "/witnesses/{table:[0-9A-Za-z-]+}", remove, on_topic(Action.ADMINISTER_TOPIC)
+    )
+
+
+def _loaded(site: Site, topic_log: TopicLog) -> LoadedTopic:
+    """The loaded topic of a log. Raises Unavailable if it is moving."""
+    topic = site.topics.loaded.get(str(topic_log.name.base))
+    if topic is None or topic_log not in topic.runner.logs.values():
+        raise Unavailable(f"{topic_log.name} is moving to another broker; retry")
+    return topic
+
+
 # ------------------------------------------------------------ trimming
 
 
@@ -182,6 +254,8 @@ def _add_trim(router: Routes, site: Site) -> None:
         body = await object_body(request)
         before = positions.read(body.get("before"), "before")
         epoch, ledger = _whole(body, "epoch"), _whole(body, "ledger")
+        with _witness_refusals():
+            table = None if body.get("table") is None else table_of(body)
         if epoch is None:
             raise Refusal(400, "epoch is the log's newest epoch, which its segments tell")
         topic_log, _, partition = await one_log(site, request)
@@ -191,11 +265,14 @@ def _add_trim(router: Routes, site: Site) -> None:
         if ledger is not None and ledger != topic_log.ledger:
             text = f"the ledger of {topic_log.name} is {topic_log.ledger}, not {ledger}"
             raise Refusal(409, text)
-        topic = site.topics.loaded.get(str(topic_log.name.base))
-        if topic is None or topic.runner.logs.get(partition) is not topic_log:
-            raise Unavailable(f"{topic_log.name} is moving to another broker; retry")
+        topic = _loaded(site, topic_log)
+        witnessed = None
+        if table is not None or not _is_administrator(site, request):
+            with _witness_refusals():
+                witnessed = await witness_limit(topic_log, table)
         topic_log.keep_uncompacted(is_wanted=topic.compaction_threshold > 0)
-        done = await trim(topic_log, topic.subscriptions[partition], before)
+        subscriptions = topic.subscriptions[partition]
+        done = await trim(topic_log, subscriptions, before, site.retention_limits, witnessed)
         limit = done.cut.limited_by
         return web.json_response(
             {
@@ -210,6 +287,11 @@ def _add_trim(router: Routes, site: Site) -> None:
         )
 
     router.add_post(TOPIC_PATH + "/trim", trim_log, on_topic(Action.TRIM))
+
+
+def _is_administrator(site: Site, request: web.Request) -> bool:
+    """Whether the caller may trim what no witness says was copied. The role pipeline may not."""
+    return site.clients.authorization.principal(request[IDENTITY]).is_administrator
 
 
 def _epoch(topic_log: TopicLog) -> int:
@@ -237,7 +319,7 @@ def _add_audit(router: Routes, site: Site) -> None:
         limit = number(request, "limit", RECORDS_PER_PAGE, RECORDS_PER_PAGE_MAX)
         after = request.query.get("after", "")
         if after and not history.RECORD_ID.fullmatch(after):
-            raise Refusal(400, "after is the id of an audit record")
+            raise Refusal(400, "after must be the id of an audit record")
         await _require_bucket(site, request, bucket)
         found = await site.store.read_audit(bucket, after=after, count=limit)
         document = {

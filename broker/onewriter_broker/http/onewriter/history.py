@@ -61,22 +61,22 @@ async def newest(
     scanned_max: int = SCANNED_MAX,
 ) -> Page:
     """The last ``limit`` records of a topic. Raises Undecided."""
-    mine: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
 
     async def has_enough(found: Sequence[AuditRecord]) -> bool:
-        mine.clear()
+        records.clear()
         ticks = Ticks(RECORDS_PER_TICK)
         for record_id, fields in reversed(found):
             await ticks.step()
             if _is_of(fields, topic):
-                _add(mine, shown(record_id, fields))
-        return len(mine) >= limit
+                _add(records, shown(record_id, fields))
+        return len(records) >= limit
 
     found, is_all = await newest_records(
         store, bucket, has_enough, first=read_records, most=scanned_max
     )
     last = found[0][0] if found else None
-    return Page(mine[-limit:], last, not is_all or len(mine) > limit)
+    return Page(records[-limit:], last, not is_all or len(records) > limit)
 
 
 async def following(store: LogStore, bucket: int, topic: str, after: str, limit: int) -> Page:

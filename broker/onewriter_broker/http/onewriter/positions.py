@@ -28,7 +28,7 @@ def read(text: object, name: str) -> Position:
     raise Refusal(400, f'{name} is a position, "<ledger>:<entry>"')
 
 
-def asked(request: web.Request, name: str) -> Position | None:
+def requested(request: web.Request, name: str) -> Position | None:
     """A position of the query; None if it is not given. Raises Refusal."""
     text = request.query.get(name)
     return None if text is None else read(text, name)

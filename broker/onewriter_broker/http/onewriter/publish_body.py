@@ -55,12 +55,12 @@ _DECODER: Final = msgspec.json.Decoder(_PublishBody)
 async def read_body(body: bytes, prefix: str) -> Body:
     """Parse a body whose parts begin with ``prefix``. Raises Refusal."""
     try:
-        asked = _DECODER.decode(body)
-        epoch = epoch_of(asked.epoch)
-        if len(asked.parts) > PARTS_MAX:
+        document = _DECODER.decode(body)
+        epoch = epoch_of(document.epoch)
+        if len(document.parts) > PARTS_MAX:
             raise Refusal(413, f"a publish has at most {PARTS_MAX} parts")
         parts, ticks = list[StagedPartRef](), Ticks(PARTS_PER_TICK)
-        for part in asked.parts:
+        for part in document.parts:
             parts.append(_claimed(part))
             await ticks.step()
     except (msgspec.DecodeError, RecursionError, ValueError) as error:

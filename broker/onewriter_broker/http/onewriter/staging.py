@@ -97,15 +97,17 @@ def add_routes(router: Routes, site: Site) -> None:
                 400, "epoch is missing: lead the topic, and name the epoch under which you do"
             )
         topic, right = await _led(site, request, name, app, body.epoch, version=version)
-        asked = PublishRequest(app, version, body.epoch, body.parts, request[IDENTITY], right)
+        requested = PublishRequest(app, version, body.epoch, body.parts, request[IDENTITY], right)
         try:
             with _owner_named(site, request):
-                answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
+                answer = await site.publishing.publish(
+                    name, topic, requested, site.clients.wall_ms()
+                )
         except MissingPart as error:
             raise Refusal(410, str(error)) from error
         except TooLarge as error:
             raise Refusal(413, str(error)) from error
-        return web.json_response(_document(answer, asked))
+        return web.json_response(_document(answer, requested))
 
     router.add_put(_PART, stage, _UNDER_EPOCH)
     router.add_post(_PUBLISH, publish, _UNDER_EPOCH)
@@ -118,7 +120,7 @@ def _add_layout(router: Routes, site: Site) -> None:
         name, app, version = _names(request)
         if name.partition is not None:
             raise Refusal(400, f"{name} is a partition: ask for {name.base}")
-        epoch, is_noted = await _layout_asked(request)
+        epoch, is_noted = await _requested_layout(request)
         await site.require_owned(request, name)
         partitions = await site.topics.partitions_of(name) or 0
         first = name.with_partition(0) if partitions else name
@@ -192,7 +194,7 @@ def _add_dropping(router: Routes, site: Site) -> None:
             await locks.enter_async_context(site.publishing.layouts.lock(first, app))
             for each, topic in served:  # check all partitions before the first one forgets
                 topic_log = topic.runner.logs[topic.partition_of(each)]
-                locks.enter_context(site.publishing.keeping_still(topic_log, app))
+                locks.enter_context(site.publishing.blocking(topic_log, app))
             versions = [
                 await _forgotten(site, topic, topic.partition_of(each), app, fields)
                 for each, topic in served
@@ -274,7 +276,7 @@ async def _led(
             return topic, None
         if topic is not None and version is not None:
             topic_log = topic.runner.logs[topic.partition_of(name)]
-            site.publishing.check_nothing_on_its_way(topic_log, app, version)
+            site.publishing.check_not_in_progress(topic_log, app, version)
         raise
     if topic is None:
         await _check_undivided(site, name)
@@ -399,21 +401,21 @@ def _label(request: web.Request, name: str) -> str:
     return text
 
 
-async def _layout_asked(request: web.Request) -> tuple[int | None, bool]:
+async def _requested_layout(request: web.Request) -> tuple[int | None, bool]:
     """The epoch of the request, and whether the layout is to be recorded. Raises Refusal."""
-    asked = await object_body(request)
-    is_noted = asked.get("noted", True)
+    requested = await object_body(request)
+    is_noted = requested.get("noted", True)
     if not isinstance(is_noted, bool):
         raise Refusal(400, "noted is true or false")
-    return epoch_of(asked.get("epoch")), is_noted
+    return epoch_of(requested.get("epoch")), is_noted
 
 
-def _document(answer: PublishResult, asked: PublishRequest) -> dict[str, Any]:
+def _document(answer: PublishResult, requested: PublishRequest) -> dict[str, Any]:
     where = answer.where
     return {
         "outcome": "duplicate" if answer.is_duplicate else "published",
         "first": None if where is None else f"{where.first.ledger}:{where.first.entry}",
         "last": None if where is None else f"{where.last.ledger}:{where.last.entry}",
-        "rows": asked.rows,
+        "rows": requested.rows,
         "held": answer.held,
     }

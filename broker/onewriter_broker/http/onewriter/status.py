@@ -43,14 +43,25 @@ def served_status(
         | views.loaded_status(topic, clients.now(), clients.wall_ms())
         | {
             "store": None if seen is None else views.store(seen),
-            "losses": losses(site, topic.name),
         }
+        | losses(site, topic.name)
     )
 
 
-def losses(site: Site, name: TopicName) -> list[dict[str, Any]]:
-    """Losses of acknowledged entries of the topic."""
-    return [views.loss(each) for each in site.losses if each.topic.base == name]
+def shard(site: Site, bucket: int) -> dict[str, Any] | None:
+    """The shard of a cluster that has the bucket, by its latest observation; None if the store is not a cluster."""
+    for state, failovers in site.shards():
+        if state.buckets is not None and bucket in state.buckets:
+            return views.shard(state, failovers, step_bytes=1)
+    return None
+
+
+def losses(site: Site, name: TopicName) -> dict[str, list[dict[str, Any]]]:
+    """Losses of acknowledged entries of the topic, and ranges in which entries were perhaps lost."""
+    return {
+        "losses": [views.loss(each) for each in site.losses.of(name)],
+        "atRisk": [views.at_risk(each) for each in site.at_risk.of(name)],
+    }
 
 
 def owner(site: Site, name: TopicName, *, is_secure: bool = False) -> dict[str, str] | None:

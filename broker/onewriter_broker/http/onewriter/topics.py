@@ -132,7 +132,7 @@ async def _names(site: Site, request: web.Request) -> list[TopicName]:
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise Refusal(400, "topics: must be a list of topic names")
     if len(names) > TOPICS_PER_PAGE:
-        raise Refusal(400, f"at most {TOPICS_PER_PAGE} topics are looked up at once")
+        raise Refusal(400, f"topics: must have at most {TOPICS_PER_PAGE} names")
     found = [TopicName.parse(each).base for each in dict.fromkeys(names)]
     return [name for name in found if site.shows(request, name)]
 
@@ -181,13 +181,14 @@ async def _status(
         found = status.served_status(site, loaded, None, is_secure=is_secure)
     else:
         found = status.place(site, name, entry, is_secure=is_secure)
-        found |= views.stored_status(name, await _states(site, name, entry))
+        found |= views.stored_status(await _states(site, name, entry))
         found["durability"] = None if declared is None else declared.spec.durability.value
-        found["losses"] = status.losses(site, name)
+        found |= status.losses(site, name)
     try:
         found["store"] = views.store(await site.store.observe([topics.bucket_of(name)]))
     except (Undecided, Unavailable) as error:
         found["store"] = {"problem": str(error)}
+    found["shard"] = status.shard(site, topics.bucket_of(name))
     return found
 
 
@@ -210,7 +211,7 @@ def _add_history(router: Routes, site: Site) -> None:
         limit = number(request, "limit", RECORDS_PER_PAGE, RECORDS_PER_PAGE_MAX)
         after = request.query.get("after")
         if after is not None and not history.RECORD_ID.fullmatch(after):
-            raise Refusal(400, "after is the id of an audit record")
+            raise Refusal(400, "after must be the id of an audit record")
         await site.require_owned(request, name)
         bucket = site.topics.bucket_of(name)
         if after is None:
@@ -253,7 +254,7 @@ def _add_orders(router: Routes, site: Site) -> None:
         body = await object_body(request)
         to = body.get("to") or ""
         if not isinstance(to, str) or len(to) > NAME_LENGTH_MAX:
-            raise Refusal(400, "to is the name of a waiting producer, or of its claim")
+            raise Refusal(400, "to must be the name of a waiting producer or of its claim")
         if_epoch = _if_epoch(body)
         topic = await _served(site, request)
         declared = topic.declared
@@ -278,9 +279,9 @@ def _add_orders(router: Routes, site: Site) -> None:
         body = await object_body(request)
         to, reason = body.get("to"), body.get("reason") or ""
         if not isinstance(to, str) or len(to) > 63 or not _NAMESPACE.fullmatch(to):
-            raise Refusal(400, "to is the Kubernetes namespace that the topic goes to")
+            raise Refusal(400, "to must be a Kubernetes namespace")
         if not isinstance(reason, str) or len(reason) > REASON_LENGTH_MAX:
-            raise Refusal(400, f"reason has at most {REASON_LENGTH_MAX} characters")
+            raise Refusal(400, f"reason must have at most {REASON_LENGTH_MAX} characters")
         name = topic_of(request).base
         if not await site.topics.exists(name):
             raise Refusal(404, f"topic {name} does not exist")
@@ -297,7 +298,7 @@ def _if_epoch(body: Mapping[str, Any]) -> int | None:
     """The epoch that an order applies to; None for any epoch. Raises Refusal."""
     if_epoch = body.get("ifEpoch")
     if if_epoch is not None and (type(if_epoch) is not int or not 0 <= if_epoch <= NUMBER_MAX):
-        raise Refusal(400, "ifEpoch is a topic epoch")
+        raise Refusal(400, "ifEpoch must be a topic epoch")
     return if_epoch
 
 
@@ -332,7 +333,9 @@ async def _decided(
             504, f"not decided within {seconds:g} s: ask for the topic's status"
         ) from None
     except Unavailable as unavailable:
-        raise Refusal(504, f"not decided ({unavailable}): ask for its status") from unavailable
+        raise Refusal(
+            504, f"not decided ({unavailable}): ask for the topic's status"
+        ) from unavailable
     if answer.refusal and topic.runner.topic.is_closed:
         raise Refusal(504, f"not decided, the topic is moving ({answer.refusal})")
     return answer

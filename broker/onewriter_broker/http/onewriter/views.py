@@ -11,14 +11,14 @@ from typing import Any, Final, assert_never
 
 from onewriter_broker.auth.refusals import RefusedRight
 from onewriter_broker.http.pulsar.stats import MODE_NAMES, iso
-from onewriter_broker.log.store.api import Observation
-from onewriter_broker.log.topic_log.losses import Loss
+from onewriter_broker.log.store.api import Observation, ShardState
+from onewriter_broker.log.topic_log.losses import Loss, RangeAtRisk
 from onewriter_broker.topic.history.tenures import tenure_of
 from onewriter_broker.topic.history.transitions import Transition, Writer
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
-from onewriter_core.ids import Identity, TopicName
+from onewriter_core.ids import Identity
 from onewriter_core.topic.lookups import exclusive_owner
 from onewriter_core.topic.model import (
     WHOLE,
@@ -134,9 +134,8 @@ def loaded_status(topic: LoadedTopic, now: float, wall_ms: int) -> Json:
     }
 
 
-def stored_status(base: TopicName, states: Mapping[int, Mapping[str, str]]) -> Json:
-    """The status of a topic that is not loaded, from the store. Its fields do not name ``base``."""
-    del base
+def stored_status(states: Mapping[int, Mapping[str, str]]) -> Json:
+    """The status of a topic that is not loaded, from the store."""
     shown = list(states.items())[:PARTITIONS_SHOWN_MAX]
     return stored_summary(list(states.values())) | {
         "holders": [],
@@ -182,12 +181,12 @@ def holder(runner: TopicRunner, group: ProducerGroup) -> Json:
 
 def waiter(runner: TopicRunner, group: ProducerGroup, place: int, wall_ms: int) -> Json:
     """A waiter in the queue; ``place`` 1 is the first."""
-    asked = [
+    times = [
         runner.producers[member.registration].since_ms
         for member in group.members
         if member.registration in runner.producers
     ]
-    since = min(asked) if asked else None
+    since = min(times) if times else None
     return _group(group) | {
         "place": place,
         "waitingSince": None if since is None else iso(since),
@@ -233,7 +232,7 @@ def _claim(topic: Topic) -> Json | None:
         return None
     return {
         "purpose": pending.purpose.value,
-        "cause": pending.departure.value,
+        "cause": pending.cause.value,
         "producerName": exclusive_owner(topic, pending.partitions) if pending.group else None,
     }
 
@@ -253,7 +252,7 @@ def _partition(runner: TopicRunner, partition: Partition, now: float) -> Json:
             pass
         case _:
             assert_never(partition.ownership)
-    topic_log = runner.logs[partition.number]
+    topic_log, absence = runner.logs[partition.number], partition.absence
     return {
         "partition": None if partition.number == WHOLE else partition.number,
         "epoch": partition.epoch,
@@ -263,9 +262,7 @@ def _partition(runner: TopicRunner, partition: Partition, now: float) -> Json:
         "holder": holder_name,
         "tenure": _tenure(tenure),
         "reservedSeconds": reserved,
-        "leaderlessSeconds": None
-        if partition.vacant_since is None
-        else now - partition.vacant_since,
+        "leaderlessSeconds": None if absence is None else absence.seconds(now),
         "lastPosition": str(topic_log.committed),
         "entries": topic_log.ledger_entries,
         "bytes": topic_log.ledger_bytes,
@@ -332,6 +329,38 @@ def loss(found: Loss) -> Json:
         "after": str(found.after),
         "last": str(found.last),
         "entries": found.entries,
+    }
+
+
+def at_risk(found: RangeAtRisk) -> Json:
+    """Positions whose entries were perhaps acknowledged and lost."""
+    return {
+        "topic": str(found.topic),
+        "after": str(found.after),
+        "ledger": found.ledger,
+        "generation": found.generation,
+        "durability": found.durability.value,
+    }
+
+
+def shard(state: ShardState, failovers: int, *, step_bytes: int) -> Json:
+    """One primary of a cluster; sizes are rounded to ``step_bytes``, so that a report seldom changes."""
+    seen = state.seen
+
+    def rounded(size: int) -> int:
+        return round(size / step_bytes) * step_bytes
+
+    return {
+        "primary": state.address,
+        "buckets": len(state.buckets or ()),
+        "reachable": seen is not None,
+        "reason": state.problem,
+        "replicas": None if seen is None else seen.replicas,
+        "replicationLagBytes": None if seen is None else rounded(seen.replication_lag_bytes),
+        "memoryBytesUsed": None if seen is None else rounded(seen.memory_bytes_used),
+        "memoryBytesMax": None if seen is None else seen.memory_bytes_max or None,
+        "failovers": failovers,
+        "faults": [] if seen is None else list(seen.faults),
     }
 
 

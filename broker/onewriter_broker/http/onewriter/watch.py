@@ -24,6 +24,7 @@ from onewriter_broker.http.watchers import WATCHERS_MAX, Watcher
 from onewriter_broker.log.store.api import Durability
 from onewriter_broker.topic.registry.declarations import why_not_promised
 from onewriter_core.authorization import Action
+from onewriter_core.ids import TopicName
 
 PATH: Final = "/onewriter/v1/watch"
 
@@ -75,7 +76,7 @@ class _Stream:
         self._response = response
         self._expires_at = expires_at
         self._reported: set[str] = set()
-        self._told_buckets: dict[str, Any] = {}
+        self._sent_buckets: dict[str, Any] = {}
         self._broker_report = BrokerReport(site)
         self._sent_report: dict[str, Any] = {}
 
@@ -85,9 +86,9 @@ class _Stream:
         Raises TimeoutError, ConnectionError.
         """
         loop = asyncio.get_running_loop()
-        await self._tell_changes()
+        await self._send_changes()
         await self._send_report()
-        await self._tell_buckets()
+        await self._send_buckets()
         synced = {"broker": self._site.incarnation, "revision": self._site.desired.revision}
         await self._write([{"type": "SYNCED"} | synced])
         ping_at = loop.time() + self._intervals.ping_seconds
@@ -95,7 +96,7 @@ class _Stream:
             if loop.time() >= ping_at:
                 await self._write([{"type": "PING"}])
                 ping_at = loop.time() + self._intervals.ping_seconds
-            await self._tell_buckets()
+            await self._send_buckets()
             await self._send_report()
             try:
                 async with asyncio.timeout_at(
@@ -105,15 +106,15 @@ class _Stream:
             except TimeoutError:
                 continue
             await asyncio.sleep(self._intervals.gather_seconds)
-            await self._tell_changes()
+            await self._send_changes()
 
-    async def _tell_changes(self) -> None:
+    async def _send_changes(self) -> None:
         names = self._watcher.take()
         for start in range(0, len(names), TOPICS_PER_TICK):
             await self._write(map(self._line, names[start : start + TOPICS_PER_TICK]))
             await asyncio.sleep(0)
 
-    async def _tell_buckets(self) -> None:
+    async def _send_buckets(self) -> None:
         """Send the buckets that this broker serves, those that it waits for, and the durabilities of the store, if
         they have changed.
         """
@@ -125,8 +126,8 @@ class _Stream:
             "waiting": {str(bucket): text for bucket, text in sorted(ownership.waiting().items())},
             "durabilities": {each.value: why_not_promised(each, promises) for each in Durability},
         }
-        if found != self._told_buckets:
-            self._told_buckets = found
+        if found != self._sent_buckets:
+            self._sent_buckets = found
             await self._write([found])
 
     async def _send_report(self) -> None:
@@ -140,7 +141,8 @@ class _Stream:
         topic = self._site.topics.loaded.get(name)
         if topic is not None:
             self._reported.add(name)
-            status = served_status(self._site, topic, self._site.seen())
+            seen = self._site.seen_of(self._site.topics.bucket_of(TopicName.parse(name)))
+            status = served_status(self._site, topic, seen)
             return {"type": "TOPIC", "topic": name, "status": status}
         if name in self._reported:
             self._reported.discard(name)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position, TopicName
@@ -40,7 +40,8 @@ class Outcome(enum.Enum):
     will stay unknown. A retry cannot help: close the producer's connection without an answer."""
     STALE = "stale"
     """Only for guarded appends: the guard's epoch or generation is over; for the first block of an atomic
-    publish: its app has published this version, or a later one. The block is not in the log."""
+    publish: its app has published this version, or a later one. The block is not in the log. For ``swap_state``: the
+    field does not have the expected value. Nothing was written."""
     AHEAD = "ahead"
     """Only for guarded appends: the store does not know the guard's epoch or generation (perhaps not
     yet, after a failover). The block is not in the log; it may be sent again."""
@@ -92,8 +93,9 @@ class Binding:
 class Unit:
     """A bucket's own record in the store; all zero if the bucket was never stamped here.
 
-    ``birthmark`` is set only until the first stamp (LogStore.bear).
+    ``birthmark`` is set only until the first stamp (LogStore.write_birthmark).
     ``format`` is the version of the log format that the bucket was last stamped with (docs/log-format.md).
+    ``note`` is the registration that a broker was about to record (LogStore.note_replid): ``<replid>/<generation>``.
     """
 
     generation: int = 0
@@ -102,6 +104,7 @@ class Unit:
     last_ledger: int = 0
     birthmark: str = ""
     format: int = 0
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,38 @@ class Observation:
     units: Mapping[int, Unit]
     memory_bytes_used: int = 0
     memory_bytes_max: int = 0
+    replication_lag_bytes: int = 0
+    """How many bytes the slowest connected replica is behind."""
+    sync_seconds: float = 0.0
+    """Time for which the server has written and synced its append-only file since it started; ``observe_shards`` only."""
+    faults: tuple[str, ...] = ()
+    """What the server reports as failed: its append-only file or a rewrite of it; ``observe_shards`` only."""
+
+
+UNWRITTEN: Final = "the append-only file could not be written"
+"""The fault with which a server refuses every write."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """One primary of the store, with the buckets that it serves (None: all).
+
+    ``address`` is empty if the store has only one primary. ``seen`` is None if the primary did not answer;
+    ``problem`` says why.
+    """
+
+    address: str
+    buckets: frozenset[int] | None
+    seen: Observation | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBeats:
+    """The last heartbeat of each broker on one shard, by incarnation. ``buckets``: those of the shard (None: all)."""
+
+    buckets: frozenset[int] | None
+    beats: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +321,9 @@ class OwnWrite:
 
 
 class LogStore(Protocol):
-    """Guarded writes and reads of one shard.
+    """Guarded writes and reads of a store with one primary, or of a cluster with several (``is_sharded``).
+
+    In a cluster, a call concerns one bucket; what is said of the order and of the dataset holds for each bucket.
 
     Every write raises Undecided if the store gave no definite answer (down, busy, full, too few
     replicas, timed out): the caller retries exactly the same write, with the same bytes and positions.
@@ -313,16 +350,39 @@ class LogStore(Protocol):
         """The staged parts of atomic publishes."""
         ...
 
-    async def observe(self, buckets: Sequence[int]) -> Observation:
-        """Read the state of the current primary."""
+    @property
+    def is_sharded(self) -> bool:
+        """Whether buckets are spread over several primaries, so that a call must not name several of them."""
         ...
 
-    async def bear(self, bucket: int, birthmark: str) -> None:
+    async def observe(self, buckets: Sequence[int]) -> Observation:
+        """Read the state of the current primary; in a cluster, of the primary that serves these buckets."""
+        ...
+
+    async def observe_shards(self) -> Sequence[ShardState]:
+        """Read the state of every primary. Raises Undecided if the primaries are not known."""
+        ...
+
+    async def write_birthmark(self, bucket: int, birthmark: str) -> None:
         """Write a birthmark for a bucket without a record, before a broker may stamp it.
 
         Each call needs a different birthmark: a late call, executed after the dataset was emptied,
         must not write the birthmark that a late stamp carries.
         """
+        ...
+
+    async def note_replid(
+        self, bucket: int, replid: str, observed: int, registered: int
+    ) -> Outcome:
+        """Note in the bucket's record that the dataset has this identity, before the anchor registers it.
+
+        ``registered`` is the generation that the registration is about to get. REFENCE: the dataset has another
+        identity, or the bucket's record has another generation than ``observed``.
+        """
+        ...
+
+    async def replicate(self, bucket: int) -> bool:
+        """Write to the bucket's record, and wait until every replica of its primary has it; False: not yet."""
         ...
 
     async def stamp(self, binding: Binding, *, birthmark: str = "") -> Outcome:
@@ -335,11 +395,13 @@ class LogStore(Protocol):
         """
         ...
 
-    async def fence(self, fence: Fence) -> Outcome:
-        """Write the markers. After DONE, the store accepts nothing below ``fence.ledger`` in these logs.
+    async def fence(self, fences: Sequence[Fence]) -> list[Outcome | BrokenKey]:
+        """Write the markers of all fences, in one call; one answer each, in order.
 
-        A retry after Undecided that finds its own markers and tokens answers DONE. The fence removes an
-        atomic publish that was not committed; the marker's field ``aborted`` names it.
+        After DONE, the store accepts nothing below ``ledger`` in the logs of this fence. A fence opens all
+        its logs or none, and another answer than DONE concerns no other fence. The fences of a bucket are
+        executed in their order. A retry after Undecided that finds its own markers and tokens answers DONE. A fence
+        removes an atomic publish that was not committed; the marker's field ``aborted`` names it.
         """
         ...
 
@@ -402,6 +464,22 @@ class LogStore(Protocol):
         """Change fields of a log's state (cursors, snapshots) under its token.
 
         Only a fence writes ``tok`` and ``ledger``: naming them is a ValueError.
+        """
+        ...
+
+    async def swap_state(
+        self,
+        binding: Binding,
+        topic: TopicName,
+        token: str,
+        field: str,
+        expected: str | None,
+        value: str | None,
+    ) -> Outcome:
+        """Set one field of a log's state under its token if it has the expected value. None: the field is missing.
+
+        A call that is executed late, after a later one, therefore overwrites nothing. STALE: the field has another
+        value. DONE: it has ``value``, perhaps since an earlier attempt.
         """
         ...
 
@@ -478,11 +556,14 @@ class LogStore(Protocol):
         ...
 
     async def beat(self, member: str, value: str) -> None:
-        """Publish one broker's heartbeat (membership is a hint; safety never depends on it)."""
+        """Publish one broker's heartbeat on every shard (membership is a hint; safety never depends on it).
+
+        Raises Undecided if no shard answers.
+        """
         ...
 
-    async def members(self) -> dict[str, str]:
-        """The last heartbeat of each broker."""
+    async def members(self) -> Sequence[ShardBeats]:
+        """The last heartbeat of each broker on each shard that answers."""
         ...
 
     async def forget_member(self, member: str) -> None:

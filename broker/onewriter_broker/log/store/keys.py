@@ -45,6 +45,10 @@ class Keys:
         """Hash: who may write to the bucket."""
         return f"ow:{{b{bucket}}}:unit"
 
+    def members(self, bucket: int) -> str:
+        """Hash: the heartbeats of the brokers, on the shard that has this bucket (only in a cluster)."""
+        return f"ow:{{b{bucket}}}:members"
+
     def audit(self, bucket: int) -> str:
         """Stream: what happened to the bucket's topics."""
         return f"ow:{{b{bucket}}}:audit"

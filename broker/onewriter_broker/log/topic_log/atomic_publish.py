@@ -131,12 +131,11 @@ class Entries:
 class Publish:
     """One request to publish entries as a whole. Implements Sender for its log.
 
-    ``done`` ends when the result is known: the positions, or None if this version or a later one was
-    published before. It raises Unavailable if the publish is certainly not stored: ``may_write``, called
-    directly before the first block, returned False, or the topic has moved. It raises Undecided if the
-    result is unknown: a repeated request publishes, or finds a duplicate. The request owns the entries.
-    ``owner`` is the subject to which the request binds the app; None: subjects are not compared.
-    ``by``: the publisher, as in ``Block.by``.
+    ``done`` is the result: the positions, or None if this version or a later one was published before. It
+    raises Unavailable if the publish is certainly not stored: ``may_write``, called directly before the
+    first block, returned False, or the topic has moved. It raises Undecided if the result is unknown: a
+    repeated request publishes, or finds a duplicate. ``entries`` are consumed. ``owner`` is the subject to
+    which the request binds the app; None: subjects are not compared. ``by``: the publisher, as in ``Block.by``.
     """
 
     def __init__(
@@ -154,8 +153,8 @@ class Publish:
         self.version = version
         self.name = f"{app}/{version}"
         self.may_write = may_write
-        self.behind = 0
-        """The numbers of gathered and of waiting entries of the log at the time of the request."""
+        self.entries_before = 0
+        """The number of entries that the log had received when the publish was queued: these are appended first."""
         self.formed = 0
         self._blocks = len(entries.sizes)
         self._entries = entries
@@ -166,16 +165,16 @@ class Publish:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a part of it may be in the log."""
+        """Whether a block of the publish may be in the log."""
         return self.formed > 0
 
     @property
     def is_formed(self) -> bool:
-        """Whether all of it was sent to the store: the result of its last block is the result of the publish."""
+        """Whether all blocks were formed: the result of the last one is the result of the publish."""
         return self.formed == self._blocks
 
     def form(self, topic_log: TopicLog, time_ms: int) -> PendingBlock:
-        """Form its next block, at the log's end."""
+        """Form the next block of the publish, at the log's end."""
         if not self.has_begun:
             self._opens = tuple(self._positions(topic_log.ledger, topic_log.next_entry))
         opens = () if self.has_begun else self._opens
@@ -184,7 +183,9 @@ class Publish:
         payloads = [payload for _, payload in taken]
         # From here on the block has their bytes; the pending entries keep no copy.
         entries: list[PendingEntry] = [(self, send, _IN_BLOCK) for send, _ in taken]
-        pending = topic_log.form(entries, payloads, list(map(len, payloads)), time_ms, publish=self)
+        pending = topic_log.form_block(
+            entries, payloads, list(map(len, payloads)), time_ms, publish=self
+        )
         pending.opens = opens
         return pending
 
@@ -194,7 +195,7 @@ class Publish:
             entry += size
 
     def stored(self, entries: Sequence[PendingEntry], first: Position, _size: int) -> None:
-        """The last block is in the log, and therefore all blocks are."""
+        """The last block is in the log, and so all blocks are: end with their positions."""
         if not self.done.done():
             last = Position(first.ledger, first.entry + len(entries) - 1)
             self.done.set_result(Published(self._opens[0], last))
@@ -207,12 +208,12 @@ class Publish:
             self.cut_short()
 
     def duplicate(self) -> None:
-        """The store has this version, or a later one."""
+        """End with None: the store has this version, or a later one."""
         if not self.done.done():
             self.done.set_result(None)
 
     def cut_short(self) -> None:
-        """The last block is not in the log, and will not be."""
+        """End with Unavailable: the last block is not in the log, and will not be."""
         self.fail(
             Unavailable("this broker no longer serves the topic; nothing was published; retry")
         )
@@ -222,23 +223,23 @@ class Publish:
         if not self.done.done():
             self.is_unknown = isinstance(reason, Undecided)
             self.done.set_exception(reason)
-            self.done.exception()  # the caller may not wait any more
+            self.done.exception()  # asyncio would complain if no caller waits any more
         self._entries.clear()
 
     def refused(self, _size: int) -> None:
-        """Not told entry by entry: see ``given_up``."""
+        """Nothing: ``given_up`` reports the result of the whole publish."""
 
     def unknown(self, _size: int) -> None:
-        """Not told entry by entry: see ``given_up``."""
+        """Nothing: ``given_up`` reports the result of the whole publish."""
 
 
 class Publishes:
     """The publishes of one log, which are stored one after the other."""
 
-    __slots__ = ("_has_hole", "_held", "_held_bytes", "_line", "_unknown")
+    __slots__ = ("_has_hole", "_held", "_held_bytes", "_queue", "_unknown")
 
     def __init__(self) -> None:
-        self._line: deque[Publish] = deque()
+        self._queue: deque[Publish] = deque()
         self._held: deque[Block] = deque()
         self._held_bytes = 0
         self._has_hole = False
@@ -250,16 +251,18 @@ class Publishes:
         if publish.is_formed:
             raise Refused(ServerError.NOT_ALLOWED_ERROR, "at least one entry is published")
         check_app(topic_log.name, topic_log.state, publish.app, publish.owner, topic_log.limits)
-        if len(self._line) >= PUBLISHES_WAITING_MAX:
+        if len(self._queue) >= PUBLISHES_WAITING_MAX:
             text = f"{PUBLISHES_WAITING_MAX} publishes to {topic_log.name} wait already"
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
-        publish.behind = topic_log.entries_in + len(topic_log.waiting)
-        self._line.append(publish)
+        publish.entries_before = topic_log.entries_in + len(topic_log.waiting)
+        self._queue.append(publish)
 
     def of(self, app: str) -> Publish | None:
         """A publish of the app whose result is not known yet."""
         self._settle()
-        return next((each for each in self._line if each.app == app and not each.done.done()), None)
+        return next(
+            (each for each in self._queue if each.app == app and not each.done.done()), None
+        )
 
     def may_count(self, app: str, version: int) -> bool:
         """Whether this version of an app, or a later one, may be stored by a call whose result is unknown.
@@ -269,45 +272,47 @@ class Publishes:
         self._settle()
         return self._unknown.get(app, -1) >= version or any(
             each.app == app and each.version >= version and not each.done.done()
-            for each in self._line
+            for each in self._queue
         )
 
     def is_first(self, topic_log: TopicLog) -> bool:
-        """Whether other entries of the log have to wait."""
+        """Whether the next block belongs to a publish, so that other entries wait."""
         self._settle()
-        if not self._line:
+        if not self._queue:
             return False
-        first = self._line[0]
-        return first.has_begun or not topic_log.waiting or topic_log.entries_in >= first.behind
+        first = self._queue[0]
+        return (
+            first.has_begun or not topic_log.waiting or topic_log.entries_in >= first.entries_before
+        )
 
     def limit(self, topic_log: TopicLog, entries: int) -> int:
-        """The number of next entries that may share a block: no entry overtakes a publish."""
-        if not self._line:
+        """Lower the number of entries of the next block, so that no later entry is appended before a publish."""
+        if not self._queue:
             return entries
-        return max(1, min(entries, self._line[0].behind - topic_log.entries_in))
+        return max(1, min(entries, self._queue[0].entries_before - topic_log.entries_in))
 
     def has_block(self, topic_log: TopicLog) -> bool:
-        """Whether there is a block to form; called only if it ``is_first``.
+        """Whether a block of the first publish can be formed now; only if ``is_first``.
 
         The first block waits until all earlier entries are durable: a publish that is rejected because
         its version is known is then rejected for a version that is certainly stored.
         """
-        first = self._line[0]
+        first = self._queue[0]
         return not first.is_formed and (first.has_begun or not topic_log.undecided)
 
     def next_block(self, topic_log: TopicLog, time_ms: int) -> PendingBlock | None:
         """The next block of the first publish; None if there is none for now."""
         while self.is_first(topic_log) and self.has_block(topic_log):
-            first = self._line[0]
+            first = self._queue[0]
             if first.has_begun or first.may_write():
                 if not first.has_begun:
                     self.forget_held()
                 return first.form(topic_log, time_ms)
-            first.fail(Unavailable("the topic has changed hands; nothing was published"))
+            first.fail(Unavailable("the holder of the topic has changed; nothing was published"))
         return None
 
     def reaches(self, topic_log: TopicLog, pending: PendingBlock) -> bool:
-        """A block of a publish is durable. Returns whether the watermark may move past it."""
+        """Record that a block of a publish is durable. Returns whether the watermark may move past it."""
         if not pending.block.commits:
             self._held.append(pending.block)
             self._held_bytes += pending.size
@@ -328,21 +333,21 @@ class Publishes:
 
     def refuse(self) -> None:
         """The holder changes, or the topic leaves this broker: end publishes that were not sent completely."""
-        for publish in self._line:
+        for publish in self._queue:
             if not publish.is_formed:
                 publish.cut_short()
 
     def fenced(self) -> None:
         """A fence has removed a publish that had begun; others continue after it."""
-        for publish in self._line:
+        for publish in self._queue:
             if publish.has_begun and not publish.is_formed:
                 publish.cut_short()
         self._settle()
         self._unknown.clear()  # no call of another ledger is executed any more: the store's answer is final
 
     def _settle(self) -> None:
-        while self._line and self._line[0].done.done():
-            ended = self._line.popleft()
+        while self._queue and self._queue[0].done.done():
+            ended = self._queue.popleft()
             if ended.is_unknown:
                 known = self._unknown.get(ended.app, -1)
                 self._unknown[ended.app] = max(known, ended.version)

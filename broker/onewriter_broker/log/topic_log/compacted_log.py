@@ -17,7 +17,7 @@ import structlog
 from onewriter_broker.log.store.api import Binding
 from onewriter_broker.log.store.blocks import READ_BYTES, MalformedBlock
 from onewriter_broker.log.store.compacted import CompactedBlock, View, view_of
-from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
+from onewriter_broker.log.topic_log.entries import EntryRun, runs_after
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.log_format.field_names import COMPACTED
@@ -152,7 +152,7 @@ class CompactedLog:
     ) -> list[EntryRun] | None:
         """Entries of the view after ``after``; empty at its end, None if the view is retired.
 
-        Limits as in ``runs_behind``. Raises Undecided if the store does not answer, and
+        Limits as in ``runs_after``. Raises Undecided if the store does not answer, and
         MalformedBlock.
         """
         view = reading.view
@@ -229,11 +229,11 @@ async def _runs(
     *,
     pieces_per_tick: int = PIECES_PER_TICK,
 ) -> list[EntryRun]:
-    """Like ``runs_behind``, in steps; makes only the pieces that are read."""
+    """Like ``runs_after``, in steps; makes only the pieces that are read."""
     pieces = (piece for block in blocks for piece in block.pieces())
     found: list[EntryRun] = []
     while some := list(islice(pieces, pieces_per_tick)):
-        runs = runs_behind(some, after, horizon, entries_max, bytes_max)
+        runs = runs_after(some, after, horizon, entries_max, bytes_max)
         found += runs
         entries_max -= sum(map(len, runs))
         bytes_max -= sum(run.size for run in runs)

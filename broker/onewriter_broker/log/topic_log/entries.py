@@ -118,7 +118,7 @@ def entries_of(runs: Iterable[EntryRun]) -> list[Entry]:
     return [entry for run in runs for entry in run.entries()]
 
 
-def runs_behind(
+def runs_after(
     blocks: Iterable[StoredBlock],
     after: Position,
     committed: Position,

@@ -39,7 +39,9 @@ def guard_of(guarded: dict[Sender, GuardedSender], entry: PendingEntry) -> Guard
     return None if sender is None else sender.guard
 
 
-def cut(entries: list[PendingEntry], guarded: dict[Sender, GuardedSender]) -> Guard | None:
+def keep_leading_guard(
+    entries: list[PendingEntry], guarded: dict[Sender, GuardedSender]
+) -> Guard | None:
     """Keep only the leading entries that have the first entry's guard, and return that guard."""
     guard = guard_of(guarded, entries[0])
     alike = takewhile(lambda entry: guard_of(guarded, entry) == guard, entries)
@@ -56,9 +58,11 @@ def has_space(state: Mapping[str, str], guard: Guard | None, floors_max: int = F
     return len(names) < floors_max
 
 
-def no_space(name: TopicName, floors_max: int = FLOORS_MAX) -> Refused:
+def too_many_floors(name: TopicName, floors_max: int = FLOORS_MAX) -> Refused:
     """The error for a sender that needs another floor."""
-    text = f"{name} is written under {floors_max} guards of other buckets already"
+    text = (
+        f"{name} is already written under {floors_max} guards of other buckets, which is the limit"
+    )
     return Refused(ServerError.NOT_ALLOWED_ERROR, text)
 
 
@@ -71,13 +75,13 @@ async def reserve_floor(topic_log: TopicLog, guard: Guard, subject: str) -> None
     if _is_known(state, guard):
         return
     if not has_space(state, guard, limits.floors_max):
-        raise no_space(topic_log.name, limits.floors_max)
+        raise too_many_floors(topic_log.name, limits.floors_max)
     whose = subject or ANONYMOUS
     used = sum(1 for name in state if name.startswith(GUARDIAN_PREFIX) and state[name] == whose)
     if used >= limits.floors_per_subject_max:
         text = (
-            f"{topic_log.name} is written under {used} guards of other buckets for {whose} already, and one"
-            f" subject has at most {limits.floors_per_subject_max}"
+            f"{topic_log.name} is already written under {used} guards of other buckets for {whose}; one"
+            f" subject may use {limits.floors_per_subject_max}"
         )
         raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
     # Noted first: a concurrent guard must count it while it is being written.

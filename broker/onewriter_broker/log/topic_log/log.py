@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, takewhile
 from operator import itemgetter
@@ -30,8 +30,9 @@ from onewriter_broker.log.store.api import (
 from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.atomic_publish import Publish, Publishes
 from onewriter_broker.log.topic_log.compacted_log import CompactedLog
-from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
-from onewriter_broker.log.topic_log.guards import GuardedSender, cut, has_space
+from onewriter_broker.log.topic_log.entries import EntryRun, runs_after
+from onewriter_broker.log.topic_log.guards import GuardedSender, has_space, keep_leading_guard
+from onewriter_broker.log.topic_log.losses import LossReports, Report
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry, Sender
 from onewriter_broker.quotas.shares import Share
 from onewriter_core.errors import Unavailable, Undecided
@@ -41,20 +42,23 @@ from onewriter_core.log_format.field_names import COMPACTED, TRIMMED
 from onewriter_core.log_format.limits import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX
 
 LEDGERS_REMEMBERED_MAX = 64
-"""Number of ledgers of a log whose last committed entry is kept, to detect losses."""
+"""Number of the newest ledgers of a log whose last committed entry is remembered, to detect losses."""
 
 ENTRY_BYTES = 400
-"""Approximate memory of a pending entry besides its payload."""
+"""Approximate memory of a pending entry in bytes, besides its payload."""
 
 STORED_ENTRY_BYTES = 16
 STORED_BLOCK_BYTES = 200
-"""Approximate size of an entry and of a block in the store besides their payload."""
+"""Approximate bytes of an entry and of a block in the store, besides their payload."""
 
 READ_BLOCKS_MAX = 256
 """Largest number of blocks of one read from the store."""
 
 
 _SENDER_OF = itemgetter(0)
+
+_LARGEST_BLOCK_BYTES = float(BLOCK_BYTES_MAX)
+"""Shared by all logs that were not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,6 @@ class TopicLog:
         "_ends",
         "_entries_in",
         "_exists",
-        "_given_up_before",
         "_guarded",
         "_is_closed",
         "_is_measured",
@@ -94,10 +97,13 @@ class TopicLog:
         "_ledger_bytes",
         "_ledger_entries",
         "_limits",
+        "_maybe_trimmed_before",
         "_messages_in",
+        "_needs_comparison",
         "_next_entry",
         "_opened_at",
         "_publishes",
+        "_reports",
         "_share",
         "_size_before",
         "_state",
@@ -108,7 +114,6 @@ class TopicLog:
         "_undecided",
         "_waiting",
         "_wanted_durability",
-        "_was_refused",
         "_watchers",
         "name",
         "store",
@@ -137,9 +142,9 @@ class TopicLog:
         self._next_entry = 1
         self._chain = CHAIN_START
         self._is_writable = False
-        self._was_refused = False
-        self._committed = Position(0, 0)
-        self._given_up_before = Position(0, 0)
+        self._needs_comparison = False
+        self._committed = EARLIEST
+        self._maybe_trimmed_before = EARLIEST
         self._trimmed_up_to = EARLIEST
         self._ends: list[Position] = []
         self._is_closed = False
@@ -150,21 +155,22 @@ class TopicLog:
         self._messages_in = 0
         self._bytes_in = 0
         self._blocks_in = 0
-        self._size_before = 0  # what the log stored besides what came in here; see ``size``
+        self._size_before = 0  # bytes in the store besides the blocks formed here; see ``size``
         self._is_measured = False
         self._share = Share()
-        self._guarded: dict[Sender, GuardedSender] = {}  # of those with entries on their way
+        self._guarded: dict[Sender, GuardedSender] = {}  # only senders with pending entries
         self._waiting: list[PendingEntry] = []
         self._undecided: list[PendingBlock] = []
         self._tail: list[StoredBlock] = []
         self._tail_bytes = 0
         self._watchers: list[Callable[[], None]] = []
-        self._publishes: Publishes | None = None  # None: there never was an atomic publish
-        self._largest_block_bytes = float(BLOCK_BYTES_MAX)
+        self._publishes: Publishes | None = None  # None before the first atomic publish
+        self._reports: LossReports | None = None  # None before the first report
+        self._largest_block_bytes = _LARGEST_BLOCK_BYTES
         self._compacted: CompactedLog | None = None
         self._trimming: asyncio.Lock | None = None
 
-    # ------------------------------------------------------------ what others read
+    # ------------------------------------------------------------ state, read by other modules
 
     @property
     def limits(self) -> LogLimits:
@@ -212,9 +218,12 @@ class TopicLog:
         return self._is_writable
 
     @property
-    def was_refused(self) -> bool:
-        """Whether the tails have to be compared after the next fence: a write was refused or the dataset changed."""
-        return self._was_refused
+    def needs_comparison(self) -> bool:
+        """Whether this broker must compare its tail with the store after the next fence.
+
+        A write was rejected, or the dataset changed: the store may lack blocks that this broker knows.
+        """
+        return self._needs_comparison
 
     @property
     def committed(self) -> Position:
@@ -222,9 +231,12 @@ class TopicLog:
         return self._committed
 
     @property
-    def given_up_before(self) -> Position:
-        """The position before which this broker has or may have trimmed: no durable cursor begins there."""
-        return self._given_up_before
+    def maybe_trimmed_before(self) -> Position:
+        """Entries before this position are trimmed, or a call that trims them is under way.
+
+        No durable cursor begins before it.
+        """
+        return self._maybe_trimmed_before
 
     @property
     def trimmed_up_to(self) -> Position:
@@ -261,7 +273,7 @@ class TopicLog:
 
     @property
     def entries_in(self) -> int:
-        """Entries that this broker gathered into blocks of this log, over all ledgers."""
+        """Entries in the blocks that this broker formed, over all ledgers."""
         return self._entries_in
 
     @property
@@ -276,17 +288,17 @@ class TopicLog:
 
     @property
     def is_measured(self) -> bool:
-        """Whether ``size`` is the measured size of the log; if not, it counts only entries that arrived here."""
+        """Whether ``size`` includes the blocks that the store had before; if not, it counts only this broker's."""
         return self._is_measured
 
     @property
     def share(self) -> Share:
-        """The limit that the log has in common with others."""
+        """The share of the store's memory that the log uses together with other logs."""
         return self._share
 
     @property
     def waiting(self) -> Sequence[PendingEntry]:
-        """Entries that no call has taken yet."""
+        """Entries that are in no block yet."""
         return self._waiting
 
     @property
@@ -309,12 +321,20 @@ class TopicLog:
         """Atomic publishes to the log; None if there never was one."""
         return self._publishes
 
-    # ------------------------------------------------------------ what others change
+    @property
+    def reports(self) -> LossReports | None:
+        """Losses and ranges at risk since this broker opened the log; None if there are none."""
+        return self._reports
+
+    # ------------------------------------------------------------ changes by other modules
 
     def load(self, state: Mapping[str, str]) -> None:
-        """Set the log's state as read from the store; empty if there is no log yet."""
+        """Set the log's state as read from the store; ``state`` is empty if the log does not exist yet."""
         self._state = dict(state)
-        self._trimmed_up_to = _entry_before(Position.parse(self._state.get(TRIMMED, str(EARLIEST))))
+        trimmed = self._state.get(TRIMMED)
+        self._trimmed_up_to = (
+            EARLIEST if trimmed is None else _entry_before(Position.parse(trimmed))
+        )
         self._exists = "ledger" in self._state
         self._is_measured = not self._exists
 
@@ -325,17 +345,17 @@ class TopicLog:
         self._ledger = ledger
         self._committed = Position(ledger, 0)
 
-    def recall(self, state: Mapping[str, str], ends: Sequence[Position]) -> None:
-        """Add what this broker knew of the log before it closed it, and compare the tails later."""
+    def restore(self, state: Mapping[str, str], ends: Sequence[Position]) -> None:
+        """Restore what this broker knew of the log before it closed it, and request a comparison of the tails."""
         if not self._state:
             self.load(state)
         if ends:
             self._ends = list(ends)
             self._committed = ends[-1]
-            self._was_refused = True
+            self._needs_comparison = True
 
     def note_state(self, fields: Mapping[str, str], remove: Iterable[str] = ()) -> None:
-        """A call has set and removed these fields in the store, or is about to do so."""
+        """Set and remove these fields in memory: a call has changed them in the store, or is about to."""
         for name, value in fields.items():  # ``update`` allocates twice the space
             self._state[name] = value
         for name in remove:
@@ -351,57 +371,63 @@ class TopicLog:
             self._state[guard.floor_field] = str(max(floor, guard.number))
 
     def note_end(self, end: Position) -> None:
-        """The store has this last entry of the newest ledger before the present one."""
+        """Add the last entry of the newest ledger before the present one; the store has it."""
         self._ends.append(end)
 
-    def promise(self, durability: Durability) -> None:
+    def report(self, report: Report) -> None:
+        """Write this report to the audit before the next append."""
+        if self._reports is None:
+            self._reports = LossReports()
+        self._reports.pending.append(report)
+
+    def set_wanted_durability(self, durability: Durability) -> None:
         """Set the guarantee of acknowledgements from the next ledger on."""
         self._wanted_durability = durability
 
-    def join(self, share: Share) -> None:
-        """Count the log against this share from now on."""
+    def use_share(self, share: Share) -> None:
+        """Count the log's entries against this share from now on."""
         self._share = share
 
     def allow_writes(self) -> None:
         """Begin to append: the fence is stored and the tails were compared."""
         self._is_writable = True
 
-    def stop_writes(self, *, was_refused: bool = False) -> None:
-        """Append nothing until the next fence. ``was_refused``: also ``expect_comparison``."""
+    def stop_writes(self, *, compare: bool = False) -> None:
+        """Append nothing until the next fence. ``compare``: also ``request_comparison``."""
         self._is_writable = False
-        if was_refused:
-            self._was_refused = True
+        if compare:
+            self._needs_comparison = True
 
-    def expect_comparison(self) -> None:
+    def request_comparison(self) -> None:
         """Request a comparison of the tails after the next fence."""
-        self._was_refused = True
+        self._needs_comparison = True
 
-    def tails_compared(self) -> None:
-        """The comparison after a fence is done."""
-        self._was_refused = False
+    def note_compared(self) -> None:
+        """Record that the tails were compared after a fence."""
+        self._needs_comparison = False
 
-    def give_up_before(self, position: Position) -> None:
-        """Blocks before this position are being trimmed or, after a refusal, are kept."""
-        self._given_up_before = position
+    def set_maybe_trimmed_before(self, position: Position) -> None:
+        """Call it before a trim, and with the former position if the store rejected the trim."""
+        self._maybe_trimmed_before = position
 
-    def trimmed(self, before: Position) -> None:
-        """The store has performed a trim: drop blocks that lie completely before ``before`` from memory, too."""
+    def note_trimmed(self, before: Position) -> None:
+        """Record a trim that the store has performed, and drop the blocks that end before ``before`` from memory."""
         self._trimmed_up_to = max(self._trimmed_up_to, _entry_before(before))
         gone = takewhile(lambda block: last_position(block) < before, self._tail)
         self._forget_oldest(sum(1 for _ in gone))
 
-    def dropped(self, size: int) -> None:
-        """A trim has removed ``size`` bytes from the store."""
+    def subtract_size(self, size: int) -> None:
+        """Subtract the bytes that a trim has removed from the store."""
         self._size_before -= size
 
-    def watch(self, moved: Callable[[], None]) -> None:
-        """Call ``moved`` whenever the watermark has moved; callbacks run in the order of registration."""
-        self._watchers.append(moved)
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after each move of the watermark; callbacks run in the order of registration."""
+        self._watchers.append(callback)
 
-    def unwatch(self, moved: Callable[[], None]) -> None:
+    def unwatch(self, callback: Callable[[], None]) -> None:
         """Undo ``watch``. A callback may call this."""
         watchers = self._watchers.copy()  # ``advance`` may be iterating over the present list
-        watchers.remove(moved)
+        watchers.remove(callback)
         self._watchers = watchers
 
     def add_guarded(self, sender: Sender, guarded: GuardedSender) -> None:
@@ -414,34 +440,34 @@ class TopicLog:
 
     @property
     def compacted(self) -> CompactedLog:
-        """Its compacted view; created on demand, because few logs have one."""
+        """The log's compacted view; created on demand, because few logs have one."""
         if self._compacted is None:
             self._compacted = CompactedLog(self)
         return self._compacted
 
     @property
     def trimming(self) -> asyncio.Lock:
-        """The lock for calls that trim the log: each call continues with the notes of the previous one."""
+        """The lock for calls that trim the log: each call depends on the state fields of the previous one."""
         if self._trimming is None:  # created on demand: few logs are trimmed at a time
             self._trimming = asyncio.Lock()
         return self._trimming
 
-    def behind_cuts(self, mark_delete: Position) -> Position:
-        """The first mark-delete position, from this one on, that has no trimmed entries after it.
+    def skip_trimmed(self, mark_delete: Position) -> Position:
+        """Move a mark-delete position forward over trimmed entries.
 
-        In a log with a compacted view, the view contains the trimmed entries: the result is this position.
+        Unchanged in a log with a compacted view, because the view contains the trimmed entries.
         """
         if COMPACTED in self._state:
             return mark_delete
-        return max(mark_delete, _entry_before(self._given_up_before))
+        return max(mark_delete, _entry_before(self._maybe_trimmed_before))
 
     def keep_uncompacted(self, *, is_wanted: bool) -> None:
-        """Whether entries stay until a compacted view contains them, although there is no view yet."""
+        """Set whether trims keep entries that no compacted view contains, although there is no view yet."""
         if is_wanted or self._compacted is not None:
             self.compacted.is_wanted = is_wanted
 
     def compacted_limit(self, limit: Position) -> Position:
-        """The limit of a trim: entries that no compacted view contains yet stay."""
+        """Lower the limit of a trim, so that entries that no compacted view contains yet stay."""
         if self._compacted is None and COMPACTED not in self._state:
             return limit
         return self.compacted.trim_limit(limit)
@@ -449,27 +475,27 @@ class TopicLog:
     @property
     def size(self) -> int:
         """Approximate bytes that the log takes in the store."""
-        return max(0, self._size_before + self._came_in)
+        return max(0, self._size_before + self._new_blocks_size)
 
     @property
-    def _came_in(self) -> int:
+    def _new_blocks_size(self) -> int:
         return stored_size(self._bytes_in, self._entries_in, self._blocks_in)
 
-    def measured(self, size: int) -> None:
-        """Set the size that was measured in the store."""
-        self._size_before = size - self._came_in
+    def set_size(self, size: int) -> None:
+        """Set the size that was measured in the store, in bytes."""
+        self._size_before = size - self._new_blocks_size
         self._is_measured = True
 
     # ------------------------------------------------------------ writing
 
     def accept(self, entry: PendingEntry) -> None:
-        """Buffer an entry for the next call. The caller checked that its sender may write."""
+        """Buffer an entry for the next block. The caller checked that its sender may write."""
         self._waiting.append(entry)
 
     def publish(self, publish: Publish) -> None:
-        """Queue an atomic publish for the next calls. The caller has checked the right, as for ``accept``.
+        """Queue an atomic publish. The caller checked that its sender may write.
 
-        Raises Refused, Unavailable.
+        Raises Refused, and Unavailable if the log is not writable now.
         """
         if not self._is_writable:
             raise Unavailable(f"the holder of {self.name} is changing")
@@ -478,18 +504,18 @@ class TopicLog:
 
     @property
     def is_publishing(self) -> bool:
-        """Whether an atomic publish is the next to be appended, and entries wait for it."""
+        """Whether the next block belongs to an atomic publish; other entries wait until it is complete."""
         return self._publishes is not None and self._publishes.is_first(self)
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something for the next block."""
+        """Whether a block can be formed now."""
         if self._publishes is not None and self._publishes.is_first(self):
             return self._publishes.has_block(self)
         return bool(self._waiting) and not self._share.is_held
 
     def open(self, ledger: int, binding: Binding, now: float) -> None:
-        """A fence opened ``ledger``: entries go there once ``is_writable`` is set again."""
+        """Begin the ledger that a fence opened. Entries are appended after ``allow_writes``."""
         if self._is_closed:
             return
         self._ledger = ledger
@@ -509,7 +535,7 @@ class TopicLog:
         return LedgerSummary(self._committed, self._ledger_entries, self._ledger_bytes)
 
     def refuse_waiting(self) -> None:
-        """Drop the entries that no call has taken yet: they belong to an epoch that is ending."""
+        """Reject the entries that are in no block yet: their epoch ends."""
         waiting, self._waiting = self._waiting, []
         for sender, _, payload in waiting:
             sender.refused(len(payload))
@@ -517,7 +543,7 @@ class TopicLog:
             self._publishes.refuse()
 
     def next_block(self, time_ms: int) -> PendingBlock | None:
-        """Form the next block from the waiting entries; None if no entry waits."""
+        """Form the next block of waiting entries with the same guard; None if no entry may be appended now."""
         if not self._is_writable or self._binding is None:
             return None
         if self._publishes is not None and self._publishes.is_first(self):
@@ -526,15 +552,15 @@ class TopicLog:
                 return publishing
         if not self._waiting or self._share.is_held:
             return None
-        if self._guarded and not self._refuse_surplus():
+        if self._guarded and not self._refuse_senders_without_floor():
             return None
         waiting = self._waiting
-        # Most entries have similar sizes: take the number that would fit if all were as long as the first.
-        likely = min(BLOCK_ENTRIES_MAX, BLOCK_BYTES_MAX // max(1, len(waiting[0][2])) + 1)
+        # Most entries have similar sizes: take as many as would fit if all were as long as the first.
+        count = min(BLOCK_ENTRIES_MAX, BLOCK_BYTES_MAX // max(1, len(waiting[0][2])) + 1)
         if self._publishes is not None:
-            likely = self._publishes.limit(self, likely)
-        entries = waiting[:likely]
-        guard = cut(entries, self._guarded) if self._guarded else None
+            count = self._publishes.limit(self, count)
+        entries = waiting[:count]
+        guard = keep_leading_guard(entries, self._guarded) if self._guarded else None
         payloads = [payload for _, _, payload in entries]
         lengths = list(map(len, payloads))
         size = sum(lengths)
@@ -542,9 +568,9 @@ class TopicLog:
             fitting = max(1, bisect_right(list(accumulate(lengths)), BLOCK_BYTES_MAX))
             del entries[fitting:], payloads[fitting:], lengths[fitting:]
         del waiting[: len(entries)]
-        return self.form(entries, payloads, lengths, time_ms, guard)
+        return self.form_block(entries, payloads, lengths, time_ms, guard)
 
-    def form(
+    def form_block(
         self,
         entries: list[PendingEntry],
         payloads: Sequence[memoryview],
@@ -553,14 +579,17 @@ class TopicLog:
         guard: Guard | None = None,
         publish: Publish | None = None,
     ) -> PendingBlock:
-        """Form the next block of these entries; there is space for the guard's floor. Raises Unavailable: not open."""
+        """Form the next block of these entries. The caller checked that there is space for the guard's floor.
+
+        Raises Unavailable if the log is not open.
+        """
         if self._binding is None:
             raise Unavailable(f"{self.name} is not open here")
         position = Position(self._ledger, self._next_entry)
         payload = b"".join(payloads)
         size = len(payload)
         counts = [send.num_messages for _, send, _ in entries]
-        if min(counts) < 1:  # clients' counts are not checked: a lower one counts as one
+        if min(counts) < 1:  # a client may send any number; the log stores at least 1
             counts = [max(1, count) for count in counts]
         chain_before = self._chain
         self._chain = chain(self._chain, position, lengths, payload)
@@ -590,12 +619,15 @@ class TopicLog:
         return pending
 
     def put_back(self, pending: PendingBlock) -> None:
-        """A block is certainly not in the log: queue its entries again, before all others."""
+        """Queue the entries of a block again, before all others. The block is certainly not in the log."""
         self._undecided.remove(pending)
         self._waiting[:0] = pending.entries
 
     def give_up(self, pending: PendingBlock, *, is_definite: bool) -> None:
-        """This broker cannot append a block: it is certainly rejected (``is_definite``), or its result is unknown."""
+        """Stop appending a block, and answer its senders.
+
+        ``is_definite``: the block is certainly not in the log; otherwise its result is unknown.
+        """
         self._undecided.remove(pending)
         if pending.publish is not None:
             pending.publish.given_up(pending.block, is_definite=is_definite)
@@ -611,15 +643,16 @@ class TopicLog:
     def roll_back(
         self, refused: PendingBlock, held: Sequence[PendingBlock], outcome: Outcome
     ) -> None:
-        """A guard refused a block: continue as if that block had never been formed.
+        """Undo a block that its guard refused, and the blocks after it, so that the log has no gap.
 
-        Only for blocks whose single attempt was answered: STALE or AHEAD for ``refused``, HELD for
-        the ``held`` blocks after it. No copy of them is under way, so their positions are free again.
-        Positions and chain continue before the refused block, so the log has no gap. The entries of
-        held blocks wait again, before all others. A refused sender loses all its queued entries,
-        including later ones: the guard may hold again by then, and a gap in what one sender sent
-        would be a loss. An atomic publish is refused with its first block, because its version is
-        known; only its own blocks come after that.
+        Only for blocks that were sent once: the store answered STALE or AHEAD for ``refused`` and HELD
+        for each of ``held``. No copy of them is under way, so the next blocks can use their positions.
+
+        * The entries of the held blocks are queued again, before all others.
+        * A sender with entries in the refused block loses all its queued entries. If later ones were
+          appended, because the guard holds again by then, its messages would have a gap.
+        * An atomic publish is refused with its first block, because its version is published already.
+          Only its own blocks can come after that block.
         """
         for pending in reversed(held):
             self._take_back(pending)
@@ -639,7 +672,7 @@ class TopicLog:
                 guarded.guard_refused(len(own), size, outcome)
 
     def withdraw(self, pending: PendingBlock, outcome: Outcome) -> None:
-        """The store did not append a block, because it rejected another block of the same request."""
+        """Undo a block of several logs' joint append: the store appended none of its blocks."""
         self._take_back(pending)
         if pending.joint_append is not None:
             pending.joint_append.refused_by_store(outcome)
@@ -647,7 +680,7 @@ class TopicLog:
             sender.refused(len(payload))
 
     def _take_back(self, pending: PendingBlock) -> None:
-        """Undo what forming the log's last block changed."""
+        """Undo ``form_block`` for the log's last block."""
         self._undecided.remove(pending)
         self._next_entry = pending.block.position.entry
         self._chain = pending.chain_before
@@ -659,11 +692,11 @@ class TopicLog:
         self._bytes_in -= pending.size
         self._blocks_in -= 1
 
-    def _refuse_surplus(self) -> bool:
-        """Reject senders at the head of the queue if there is no space for the guard's floor. Returns whether entries are left.
+    def _refuse_senders_without_floor(self) -> bool:
+        """Reject senders at the head of the queue whose guard needs a floor that the log has no space for.
 
         More senders may have been admitted than there is space for. Such a sender has no block under
-        way: its first block would have recorded the floor.
+        way: its first block would have recorded the floor. Returns whether entries are left.
         """
         while self._waiting:
             sender = self._waiting[0][0]
@@ -677,11 +710,11 @@ class TopicLog:
         return False
 
     def drop_undecided(self, is_dropped: Callable[[PendingBlock], bool]) -> None:
-        """Stop waiting for the result of these blocks of an abandoned publish."""
+        """Ignore the results of these blocks: their atomic publish was abandoned."""
         self._undecided = [each for each in self._undecided if not is_dropped(each)]
 
     def close(self) -> None:
-        """Close the log: this broker serves it no longer, and neither appends nor reads."""
+        """Close the log: this broker no longer serves it, and answers all its senders."""
         self._is_closed = True
         self._is_writable = False
         self._binding = None
@@ -696,7 +729,7 @@ class TopicLog:
         self._tail_bytes = 0
 
     def block_committed(self, pending: PendingBlock) -> None:
-        """The oldest undecided block is stored and durable: notify its senders, move the watermark."""
+        """Notify the senders of the oldest undecided block, which is durable, and move the watermark."""
         self._undecided.remove(pending)
         if self._publishes and pending.publish and not self._publishes.reaches(self, pending):
             return
@@ -719,13 +752,13 @@ class TopicLog:
 
     @property
     def kept_ends(self) -> list[Position]:
-        """``ends`` without the ledgers that retention has or may have dropped."""
+        """``ends`` without the ledgers that a trim has removed or may have removed."""
         trimmed = self._state.get(TRIMMED)
         horizon = None if trimmed is None else Position.parse(trimmed)
         return [end for end in self._ends if horizon is None or end >= horizon]
 
     def forget_after(self, survived: Position) -> None:
-        """The store has lost everything after ``survived``: drop it from memory too."""
+        """Drop everything after ``survived`` from memory, because the store has lost it."""
         while self._tail and last_position(self._tail[-1]) > survived:
             self._tail_bytes -= stored_bytes(self._tail.pop())
         while self._ends and self._ends[-1] > survived:
@@ -741,7 +774,7 @@ class TopicLog:
                 watcher()
 
     def marker_committed(self, marker: Marker) -> None:
-        """The ledger's marker is durable."""
+        """Keep the ledger's marker, which is durable, and move the watermark to it."""
         self.remember(marker)
         self.advance(marker.position)
 
@@ -755,16 +788,16 @@ class TopicLog:
         """Drop the oldest blocks in memory until the rest fits the limit; the newest block stays."""
         if self._tail_bytes <= bytes_max:
             return
-        # Somewhat below the limit, so that several blocks are dropped at once: each time, the list is moved.
+        # Each removal moves the list, so several blocks are dropped at once, to somewhat below the limit.
         bytes_max -= bytes_max // 16
-        forgotten, left = 0, self._tail_bytes
-        while left > bytes_max and forgotten < len(self._tail) - 1:
-            left -= stored_bytes(self._tail[forgotten])
-            forgotten += 1
-        self._forget_oldest(forgotten)
+        count, bytes_left = 0, self._tail_bytes
+        while bytes_left > bytes_max and count < len(self._tail) - 1:
+            bytes_left -= stored_bytes(self._tail[count])
+            count += 1
+        self._forget_oldest(count)
 
     def _forget_oldest(self, count: int) -> None:
-        """Drop this number of the oldest blocks in memory."""
+        """Drop the ``count`` oldest blocks from memory."""
         self._tail_bytes -= sum(map(stored_bytes, self._tail[:count]))
         del self._tail[:count]
 
@@ -774,20 +807,37 @@ class TopicLog:
         Raises Undecided (perhaps written, or the bucket is being bound to another dataset: retry)
         and Unavailable (this broker does not own the log now; nothing was written).
         """
+        await self._under_token(
+            lambda binding, token: self.store.set_state(binding, self.name, token, fields, remove)
+        )
+        self.note_state(fields, remove)
+
+    async def swap_state(self, field: str, expected: str | None, value: str | None) -> None:
+        """Set one field of the log's state if it has the expected value. None: the field is missing.
+
+        Raises what ``save_state`` raises; Undecided also if the field has another value: read it again.
+        """
+        outcome = await self._under_token(
+            lambda binding, token: self.store.swap_state(
+                binding, self.name, token, field, expected, value
+            )
+        )
+        if outcome is Outcome.STALE:
+            raise Undecided(f"{field} of {self.name} changed meanwhile; retry")
+        self.note_state({} if value is None else {field: value}, [field] if value is None else [])
+
+    async def _under_token(self, write: Callable[[Binding, str], Awaitable[Outcome]]) -> Outcome:
+        """Execute a write under the log's token, again if the log was opened again meanwhile; DONE or STALE."""
         while True:
             binding, ledger = self._binding, self._ledger
             if binding is None:
                 raise Unavailable(f"{self.name} is not open here")
-            outcome = await self.store.set_state(
-                binding, self.name, binding.token(ledger), fields, remove
-            )
-            if outcome is Outcome.DONE:
-                self.note_state(fields, remove)
-                return
+            outcome = await write(binding, binding.token(ledger))
+            if outcome in {Outcome.DONE, Outcome.STALE}:
+                return outcome
             if (binding, ledger) == (self._binding, self._ledger):
-                if (
-                    outcome is Outcome.REFENCE
-                ):  # the bucket's ownership binds it to the dataset again
+                if outcome is Outcome.REFENCE:
+                    # The broker reads the anchor and binds the bucket again.
                     raise Undecided(f"{self.name} is reconnecting to the store")
                 raise Unavailable(
                     f"this broker no longer serves {self.name} ({outcome.value}); retry"
@@ -806,12 +856,12 @@ class TopicLog:
             index -= 1
         start = max(index - 1, 0)
         blocks = [self._tail[i] for i in range(start, len(self._tail))]
-        return runs_behind(blocks, after, self._committed, entries_max, bytes_max)
+        return runs_after(blocks, after, self._committed, entries_max, bytes_max)
 
     async def read(self, after: Position, entries_max: int, bytes_max: int) -> list[EntryRun]:
         """Committed entries after ``after``, in order; empty at the end of the log.
 
-        A read after a trimmed position continues after ``trimmed_up_to``. Limits as in ``runs_behind``.
+        A read after a trimmed position continues after ``trimmed_up_to``. Limits as in ``runs_after``.
         Raises Undecided if the store does not answer.
         """
         while True:
@@ -823,7 +873,7 @@ class TopicLog:
             if not blocks:
                 return []
             after = max(after, self._trimmed_up_to)  # the log may have been trimmed meanwhile
-            found = runs_behind(blocks, after, self._committed, entries_max, bytes_max)
+            found = runs_after(blocks, after, self._committed, entries_max, bytes_max)
             if found:
                 return found
             after = max(after, last_position(blocks[-1]))
@@ -848,21 +898,21 @@ class TopicLog:
         count = max(1, min(READ_BLOCKS_MAX, int(READ_BYTES / self._largest_block_bytes)))
         blocks = await self.read_blocks(wanted, self._committed, count=count)
         if not blocks or blocks[0].position != wanted:
-            # A continuing reader starts at a block; otherwise an earlier block may contain the position.
+            # ``wanted`` is not the beginning of a block: an earlier block may contain it.
             holding = await self.read_blocks(
                 Position(after.ledger, 0), wanted, count=1, reverse=True
             )
             blocks[:0] = [block for block in holding if last_position(block) >= wanted]
         sizes = [stored_bytes(block) for block in blocks]
         if sizes:
-            # Not the mean: a run of small blocks before large ones must not make the next reply many
-            # times READ_BYTES.
+            # The largest block, not the mean: if small blocks precede large ones, the next reply must not
+            # have many times READ_BYTES.
             self._largest_block_bytes = max(*sizes, self._largest_block_bytes / 4)
         return blocks
 
 
 def stored_size(size: int, entries: int, blocks: int) -> int:
-    """Approximate bytes in the store; ``size``: the bytes of the entries alone."""
+    """Approximate bytes that blocks take in the store; ``size`` is the bytes of their entries alone."""
     return size + STORED_ENTRY_BYTES * entries + STORED_BLOCK_BYTES * blocks
 
 
@@ -874,7 +924,7 @@ def stored_bytes(block: StoredBlock) -> int:
 
 
 def _entry_before(position: Position) -> Position:
-    """The position after which an entry at ``position`` comes next; entry 0, which is a marker, stays."""
+    """The position before ``position`` in its ledger; entry 0, which is the marker, stays."""
     return Position(position.ledger, max(position.entry - 1, 0))
 
 

@@ -28,17 +28,17 @@ _NOTHING: Mapping[int, Position] = MappingProxyType({})
 class EntriesMissing(Undecided):
     """The log has no entry at a position at which it must have one.
 
-    The entry was trimmed meanwhile, or the store lost it. ``asked``: everything before it was read;
+    The entry was trimmed meanwhile, or the store lost it. ``requested``: everything before it was read;
     ``found``: the position at which the log continues.
     """
 
-    def __init__(self, asked: Position, found: Position) -> None:
-        super().__init__(f"there is no entry at {asked}: the log continues at {found}")
-        self.asked = asked
+    def __init__(self, requested: Position, found: Position) -> None:
+        super().__init__(f"there is no entry at {requested}: the log continues at {found}")
+        self.requested = requested
         self.found = found
 
 
-def behind(position: Position) -> Position:
+def next_position(position: Position) -> Position:
     """The next position of the same ledger."""
     return Position(position.ledger, position.entry + 1)
 
@@ -51,35 +51,35 @@ def leaves_hole(at: Position, found: Position) -> bool:
     if found <= at:
         return False
     if found.ledger == at.ledger:
-        return found != behind(at) or at.entry > 0  # a ledger's marker may be gone, alone
+        return found != next_position(at) or at.entry > 0  # a ledger's marker may be gone, alone
     return found.entry > 0
 
 
 def is_gone(
-    asked: Position,
+    requested: Position,
     first: Position,
     trimmed: Position,
     ends: Sequence[Position],
     noted: Mapping[int, Position] = _NOTHING,
 ) -> bool:
-    """Whether an entry at ``asked`` or after it may have been removed.
+    """Whether an entry at ``requested`` or after it may have been removed.
 
     ``first`` is the first block that is kept, ``trimmed`` the position before which the log was trimmed,
     ``ends`` the known last entries of ledgers without a gap between them, ``noted`` the last entries
     before some ledgers.
     """
-    if asked >= first or (asked.entry == 0 and first == behind(asked)):
+    if requested >= first or (requested.entry == 0 and first == next_position(requested)):
         return False  # of a ledger's beginning the marker may be gone, alone
-    if _is_nothing_between(asked, first, noted):
+    if _is_nothing_between(requested, first, noted):
         return False
-    if any(asked <= end < first for end in noted.values()):
+    if any(requested <= end < first for end in noted.values()):
         return True
     if first.entry != 0:
         return True  # the first ledger that is left lacks its beginning
-    if asked >= trimmed:
+    if requested >= trimmed:
         return False
-    read = max((end for end in ends if end < asked), default=None)
-    if read is None or read.ledger != asked.ledger:
+    read = max((end for end in ends if end < requested), default=None)
+    if read is None or read.ledger != requested.ledger:
         return True
     return any(read < end < first for end in ends)
 
@@ -90,9 +90,11 @@ def trimmed_of(topic_log: TopicLog) -> Position:
     return EARLIEST if text is None else Position.parse(text)
 
 
-def _is_nothing_between(asked: Position, found: Position, noted: Mapping[int, Position]) -> bool:
+def _is_nothing_between(
+    requested: Position, found: Position, noted: Mapping[int, Position]
+) -> bool:
     """Whether certainly only markers were ever between these two positions."""
-    return any(end < asked and found <= (ledger, 1) for ledger, end in noted.items())
+    return any(end < requested and found <= (ledger, 1) for ledger, end in noted.items())
 
 
 def noted_ends(topic_log: TopicLog) -> dict[int, Position]:
@@ -101,9 +103,9 @@ def noted_ends(topic_log: TopicLog) -> dict[int, Position]:
     return {int(ledger): Position.parse(end) for ledger, end in pairs}
 
 
-def lacks(topic_log: TopicLog, asked: Position, first: Position) -> bool:
+def lacks(topic_log: TopicLog, requested: Position, first: Position) -> bool:
     """Whether entries may have been removed (``is_gone``) from a log that begins at ``first``."""
-    return is_gone(asked, first, trimmed_of(topic_log), topic_log.ends, noted_ends(topic_log))
+    return is_gone(requested, first, trimmed_of(topic_log), topic_log.ends, noted_ends(topic_log))
 
 
 class Range:
@@ -131,7 +133,7 @@ class Range:
         self._is_stored = is_stored
         self._bytes_max = read_bytes_max
         self._blocks_max = read_blocks_max
-        committed = behind(topic_log.committed)
+        committed = next_position(topic_log.committed)
         self._log = topic_log
         self._largest = BLOCK_BYTES_MAX
         self._careful = 0
@@ -157,7 +159,7 @@ class Range:
         for block in blocks:
             if self._leaves_hole(block.position):
                 raise EntriesMissing(self.at, block.position)
-            self.at = behind(last_position(block))
+            self.at = next_position(last_position(block))
         self._largest = max(map(stored_bytes, blocks))
         return blocks
 
@@ -191,7 +193,7 @@ class Range:
         if following:
             found = following[0].position
         elif log.committed.entry > 0:
-            found = behind(log.committed)
+            found = next_position(log.committed)
         else:
             return  # nothing was ever there, but a marker perhaps, which may go alone
         if (

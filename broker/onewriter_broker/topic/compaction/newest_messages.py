@@ -10,7 +10,7 @@ from onewriter_broker.log.topic_log.batches import BATCH_MESSAGES_MAX, Chunk, Cl
 from onewriter_core.errors import OnewriterError
 
 OPEN_CHUNKS_MAX: Final = 1_000
-"""Chunked messages that may be incomplete at once. Beyond it, the oldest one counts as abandoned."""
+"""Chunked messages that may be incomplete at the same time. Beyond it, the oldest one counts as abandoned."""
 
 _BATCH_BITS: Final = BATCH_MESSAGES_MAX.bit_length()
 """A message's number consists of the ordinal of its entry and its index in the batch. No opened batch has more

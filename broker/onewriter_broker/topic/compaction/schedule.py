@@ -1,4 +1,5 @@
-"""Decides when a log is compacted: on request, when enough was added after the horizon, or if retention waits.
+"""Decides when a log is compacted: on request, when enough was added after the horizon (the last position that the
+compacted view covers), or if retention waits for it.
 
 Logs are compacted one after the other, in the order of the requests. passes.py does the work of one attempt.
 When the store's memory is almost full, only logs that retention waits for are compacted, because that frees
@@ -37,7 +38,7 @@ RETRY_SECONDS: Final = 30.0
 """Time after a failed attempt before the broker compacts the log again without a request."""
 
 NO_SPACE_RETRY_SECONDS: Final = 600.0
-"""The same time if the view did not fit into the store. It ends early if the store has room again."""
+"""The same time if the view did not fit into the store. The broker compacts earlier if the store has space again."""
 
 REQUESTS_MAX: Final = 10_000
 """Logs that may wait to be compacted."""
@@ -68,11 +69,14 @@ class CompactionStatus:
 
 @dataclass(slots=True)
 class _Log:
+    """The compactions of one log."""
+
     topic_log: TopicLog
     status: CompactionStatus = field(default_factory=CompactionStatus)
-    behind: Measured | None = None
-    """The size of the log after the horizon."""
+    uncompacted: Measured | None = None
+    """The size of the log after the horizon; None before the first measurement."""
     not_before: float = 0.0
+    """The earliest time of the next attempt without a request, on the clock ``now``."""
     needed_bytes: int = 0
     """The store's memory that the view needs, if there was too little of it."""
     former: View | None = None
@@ -131,12 +135,12 @@ class Compactions:
         self._requests: dict[TopicName, None] = {}
         self._wake = asyncio.Event()
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ requests and status
 
     def request(self, topic_log: TopicLog) -> bool:
         """Request the compaction of a log. False: it is already requested or running. Raises Unavailable."""
         if len(self._requests) >= REQUESTS_MAX:
-            raise Unavailable(f"{REQUESTS_MAX} logs wait to be compacted")
+            raise Unavailable(f"{REQUESTS_MAX} logs already wait to be compacted; retry later")
         known = self._of(topic_log)
         if known.status.progress is Progress.RUNNING:
             return False
@@ -168,7 +172,7 @@ class Compactions:
             known = self._logs[topic_log.name] = _Log(topic_log)
         return known
 
-    # ------------------------------------------------------------ doing
+    # ------------------------------------------------------------ the task
 
     async def run(self) -> None:
         """Check and compact until cancelled."""
@@ -200,9 +204,9 @@ class Compactions:
                 if topic_log.binding is None:
                     continue
                 if threshold or COMPACTED in topic_log.state or COMPACTING in topic_log.state:
-                    await self._look_at(self._of(topic_log), threshold)
+                    await self._check_log(self._of(topic_log), threshold)
 
-    async def _look_at(self, known: _Log, threshold: int) -> None:
+    async def _check_log(self, known: _Log, threshold: int) -> None:
         compacted = known.topic_log.compacted
         try:
             await self._drop_former(known)
@@ -225,17 +229,22 @@ class Compactions:
         return self._store.free_bytes(is_needed=known.topic_log.compacted.is_waited_for)
 
     async def _is_due(self, known: _Log, threshold: int) -> bool:
-        """Whether the log after the horizon is large enough, compared with the view that each attempt copies."""
+        """Whether the part of the log after the horizon reaches the threshold, and half the size of the view.
+
+        Each attempt copies the whole view.
+        """
         topic_log = known.topic_log
         view, binding = await topic_log.compacted.view(), topic_log.binding
         horizon = topic_log.compacted.horizon
-        behind = known.behind
+        uncompacted = known.uncompacted
         if binding is None:
             return False
-        if behind is None or behind.generation != binding.generation:
-            behind = known.behind = Measured(topic_log, binding.generation, reaches=horizon)
-        await measure(behind)
-        size = sum(block_run.bytes for block_run in behind.block_runs)
+        if uncompacted is None or uncompacted.generation != binding.generation:
+            uncompacted = known.uncompacted = Measured(
+                topic_log, binding.generation, reaches=horizon
+            )
+        await measure(uncompacted)
+        size = sum(block_run.bytes for block_run in uncompacted.block_runs)
         return size >= max(threshold, 0 if view is None else view.size // 2)
 
     async def _drop_former(self, known: _Log) -> None:
@@ -284,10 +293,10 @@ class Compactions:
             return
         except Exception:
             log.exception("compaction.failed", topic=topic)
-            self._failed(known, "see the broker's log")
+            self._failed(known, "unexpected error; the broker's log has the details")
             return
         topic_log.compacted.is_waited_for = False
-        known.behind, known.former, known.needed_bytes = None, done.former, 0
+        known.uncompacted, known.former, known.needed_bytes = None, done.former, 0
         known.drop_at = self._now() + LINGER_SECONDS
         status.progress, status.removed = Progress.SUCCESS, done.removed
         status.succeeded_ms = self.totals.last_success_ms = self._wall_ms()

@@ -17,7 +17,7 @@ from onewriter_broker.topic.history.transitions import (
     Transition,
     forced,
     latest,
-    read_back,
+    parse_transition,
     with_times,
 )
 from onewriter_core.ids import TopicName
@@ -149,7 +149,7 @@ async def _transitions_of(
             epoch = int(fields["epoch"])
             transitions[:] = [(broker, forced(each, epoch)) for broker, each in transitions]
             continue
-        found = read_back(fields)
+        found = parse_transition(fields)
         if found is not None:
             transitions.append((fields.get("broker", ""), found))
             if len(transitions) > _READ_MAX:

@@ -2,27 +2,25 @@
 
 If the field ``present`` is set, the next broker keeps a resume window. It derives from the time of the last
 change how long the topic had no writer. Changes are recorded by the wall clock, as best effort. A killed broker
-records nothing, and the next broker then uses its last heartbeat (membership.py). A missing record only causes
-an unneeded resume window.
+records nothing, and the next broker then uses its last heartbeat (membership.py). A grant needs no record, because
+its fence writes these fields. A missing record of a departure only causes an unneeded resume window. If the record of
+a return is missing, the holder gets no window.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-
-import structlog
+from collections.abc import Mapping
 
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.dependencies import TopicDependencies
+from onewriter_broker.topic.history.background import Guarded, save_presence
 from onewriter_broker.topic.history.tenures import (
     ABSENT_SINCE,
     HEARD_AT,
     PRESENT,
     PRESENT_SINCE,
 )
-from onewriter_core.errors import Unavailable, Undecided
-from onewriter_core.topic.model import Ending, Partition, Shared, Topic
+from onewriter_core.topic.model import Absence, Ending, Partition, Shared, Topic
 
 UNSEEN_MS_MAX = 1_000
 """Brokers send two heartbeats per second. A record this much later than the last heartbeat is from another broker."""
@@ -31,41 +29,46 @@ RECENT_BLOCK_SECONDS = 3.0
 """A holder whose last block is at most this much older than its broker's last heartbeat may have been silent since
 that block. A holder whose last block is older was idle, or the broker would have found it silent."""
 
-log = structlog.get_logger(__name__)
-
 
 def note(
     topic: Topic,
     logs: Mapping[int, TopicLog],
     dependencies: TopicDependencies,
-    spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
+    guarded: Guarded,
+    bucket: int,
 ) -> None:
     """Record changes since the last record. ``logs`` has a log for every partition."""
     for partition in topic.partitions:
         topic_log = logs[partition.number]
         is_present = _is_held(topic, partition)
         present = "1" if is_present else "0"
-        if topic_log.is_writable and topic_log.state.get(PRESENT, "0") != present:
+        # A holder that resumed after a move is recorded as present, with the time when the former broker gave it away.
+        is_recorded = topic_log.state.get(PRESENT, "0") == present
+        is_outdated = is_present and topic_log.state.get(ABSENT_SINCE, "") != ""
+        if topic_log.is_writable and (not is_recorded or is_outdated):
+            absence = partition.absence or Absence()
+            heard_at = None if absence.ending is None else absence.ending.heard_at
             fields = {
                 PRESENT: present,
                 PRESENT_SINCE: str(dependencies.wall_ms()) if is_present else "",
-                ABSENT_SINCE: "" if is_present else _wall_ms(partition.vacant_since, dependencies),
-                HEARD_AT: "" if is_present else _wall_ms(_heard_at(partition), dependencies),
+                ABSENT_SINCE: "" if is_present else _wall_ms(absence.since, dependencies),
+                HEARD_AT: "" if is_present else _wall_ms(heard_at, dependencies),
             }
             topic_log.note_state(fields)
-            spawn(_save(topic_log, fields))
+            dependencies.presence.save(bucket, topic_log, fields, guarded)
 
 
-async def note_leaving(topic: Topic, logs: Mapping[int, TopicLog], wall_ms: int) -> None:
+async def note_leaving(
+    topic: Topic, logs: Mapping[int, TopicLog], dependencies: TopicDependencies, bucket: int
+) -> None:
     """Record that the holders cannot write any more, because the topic moves to another broker."""
     for partition in topic.partitions:
         topic_log = logs[partition.number]
+        fields = dependencies.presence.take(bucket, topic_log)
         if topic_log.is_writable and _is_held(topic, partition):
-            await _save(topic_log, {ABSENT_SINCE: str(wall_ms)})
-
-
-def _heard_at(partition: Partition) -> float | None:
-    return None if partition.ending is None else partition.ending.heard_at
+            fields |= {ABSENT_SINCE: str(dependencies.wall_ms())}
+        if fields:
+            await save_presence(topic_log, fields)
 
 
 def _wall_ms(moment: float | None, dependencies: TopicDependencies) -> str:
@@ -74,13 +77,6 @@ def _wall_ms(moment: float | None, dependencies: TopicDependencies) -> str:
         return ""
     elapsed_seconds = dependencies.now() - moment
     return str(dependencies.wall_ms() - round(elapsed_seconds * 1000))
-
-
-async def _save(topic_log: TopicLog, fields: Mapping[str, str]) -> None:
-    try:
-        await topic_log.save_state(fields)
-    except (Unavailable, Undecided) as error:
-        log.debug("presence.unsaved", topic=str(topic_log.name), reason=str(error))
 
 
 def absent_since(

@@ -17,13 +17,14 @@ from onewriter_core.topic.effects import NEW_EPOCH, Fence
 from onewriter_core.topic.lookups import tenure_of as tenure_of_partition
 from onewriter_core.topic.model import (
     WHOLE,
-    Departure,
+    Absence,
     Partition,
     ProducerGroup,
     PromotionPolicy,
     Purpose,
     Reserved,
     Tenure,
+    TransitionCause,
     Vacant,
 )
 
@@ -77,8 +78,8 @@ def marker_fields(fence: Fence, partition: int, ledger: int, time_ms: int) -> di
 def state_fields(fence: Fence, partition: Partition, ledger: int, time_ms: int) -> dict[str, str]:
     """The state fields that a fence writes to a log."""
     tenure = dict(fence.tenures)[partition.number]
-    changes_hands = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
-    fields = {"epoch": str(ledger if changes_hands else partition.epoch)}
+    begins_epoch = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
+    fields = {"epoch": str(ledger if begins_epoch else partition.epoch)}
     if tenure is None:
         fields |= {"holder": "", LEADS: "0"}
     else:
@@ -100,7 +101,7 @@ def state_fields(fence: Fence, partition: Partition, ledger: int, time_ms: int) 
     fields[SERVES] = str(round(serve_seconds * 1000))
     if fence.purpose is Purpose.SHARE:
         fields[ABSENT_SINCE] = ""  # there are writers, and their times are not recorded
-    if changes_hands:
+    if begins_epoch:
         fields[SINCE] = str(time_ms)
         is_granted = fence.purpose is Purpose.GRANT
         fields |= {
@@ -130,7 +131,7 @@ def audit_fields(
     old_epoch = first.epoch
     tenures = dict(fence.tenures)
     tenure = tenures[fence.partitions[0]]
-    changes_hands = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
+    begins_epoch = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
     kept = old_epoch if tenure is None else tenure.epoch
     fields = {
         "kind": fence.purpose.value,
@@ -139,7 +140,7 @@ def audit_fields(
             str(partition) for partition in fence.partitions if partition != WHOLE
         ),
         "ledger": str(ledger),
-        "epoch": str(ledger if changes_hands else kept),
+        "epoch": str(ledger if begins_epoch else kept),
         "oldEpoch": str(old_epoch),
         "cause": _cause(fence, first).value,
         "broker": incarnation,
@@ -156,7 +157,7 @@ def audit_fields(
     if tenure is not None:
         fields |= {"producer": tenure.producer_name, "subject": str(tenure.identity)}
     former = tenure_of_partition(first)
-    if changes_hands and former is not None:
+    if begins_epoch and former is not None:
         fields |= former_fields(former)
     if fence.group is not None:
         fields |= group_fields(fence.group) | {"policy": fence.policy.value}
@@ -178,10 +179,11 @@ def audit_fields(
     return fields
 
 
-def _cause(fence: Fence, first: Partition) -> Departure:
+def _cause(fence: Fence, first: Partition) -> TransitionCause:
     """Why the last writer stopped: this fence deposed it, or it had left before."""
-    is_vacant = isinstance(first.ownership, Vacant | Reserved)
-    return first.departure if fence.purpose is Purpose.GRANT and is_vacant else fence.departure
+    if fence.purpose is Purpose.GRANT and first.absence is not None:
+        return first.absence.cause
+    return fence.cause
 
 
 def group_fields(group: ProducerGroup) -> dict[str, str]:
@@ -216,15 +218,16 @@ def partition_of(
         Identity(subject, pod_uid) for subject, pod_uid in json.loads(state.get("deposed", "[]"))
     )
     tenure = tenure_of(state) if may_resume else None
-    ownership: Vacant | Reserved = Vacant(tenure)
+    absence = Absence(
+        TransitionCause.NONE if tenure is None else TransitionCause.MOVED, vacant_since
+    )
+    ownership: Vacant | Reserved = Vacant(tenure, absence)
     if tenure is not None and reserved_until is not None and state.get(PRESENT) == "1":
-        ownership = Reserved(tenure, reserved_until)
+        ownership = Reserved(tenure, reserved_until, absence)
     return Partition(
         number,
         epoch=epoch,
         ownership=ownership,
-        departure=Departure.NONE if tenure is None else Departure.MOVED,
-        vacant_since=vacant_since,
         deposed=deposed,
         serve_seconds=int(state.get(SERVES, "0")) / 1000,
     )

@@ -20,7 +20,7 @@ from onewriter_broker.topic.history.transitions import (
     forced,
     latest,
     milliseconds,
-    noted,
+    transition_of,
 )
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
@@ -70,7 +70,7 @@ class TopicHistory:
     ) -> None:
         self.transitions: list[Transition] = []
         self._logs = logs
-        self._first_messages: dict[tuple[int, ...], FirstMessage] = {}  # by partitions
+        self._first_messages: tuple[FirstMessage, ...] = ()
         self._name = name
         self._bucket = bucket
         self._dependencies = dependencies
@@ -80,7 +80,7 @@ class TopicHistory:
 
     def record(self, record: Record) -> None:
         """Add a transition, log it, and audit it unless a fence did."""
-        transition = noted(record, self._time_ms(record))
+        transition = transition_of(record, self._time_ms(record))
         self.transitions = latest([*self.transitions, transition])
         self._dependencies.moved(self._name, record)
         holder, former = record.holder, record.former
@@ -89,7 +89,7 @@ class TopicHistory:
             topic=str(self._name),
             partitions=[partition for partition in record.partitions if partition != WHOLE],
             kind=record.purpose.value,
-            cause=record.departure.value,
+            cause=record.cause.value,
             old_epoch=record.old_epoch,
             epoch=record.epoch,
             ledger=record.ledger,
@@ -104,7 +104,7 @@ class TopicHistory:
             outage_ms=transition.outage_ms,
         )
         if record.purpose is Purpose.RESUME and holder is not None:
-            fields = {"kind": record.purpose.value, "cause": record.departure.value}
+            fields = {"kind": record.purpose.value, "cause": record.cause.value}
             fields["t"] = str(transition.at_ms)
             self.audit(fields | _times(transition) | group_fields(holder))
         elif record.purpose is Purpose.GRANT and (record.outage or record.leaderless_seconds):
@@ -122,22 +122,24 @@ class TopicHistory:
 
     def _await_first_message(self, record: Record, transition: Transition) -> None:
         """Measure until the holder's first message is acknowledged. A later transition ends the measurement."""
-        for partitions in [
-            each for each in self._first_messages if overlap(each, record.partitions)
-        ]:
-            self._first_messages.pop(partitions).cancel()
-        if record.holder is None:
-            return
-        logs = [self._logs[number] for number in record.partitions]
-        granted_at = self._dependencies.now()
+        for each in self._first_messages:
+            if overlap(each.partitions, record.partitions):
+                self._forget(each)
+                each.cancel()
+        if record.holder is not None:
+            now = self._dependencies.now()
+            message = FirstMessage(self, self._logs, record.partitions, transition, now)
+            self._first_messages += (message,)
 
-        def stored() -> None:
-            del self._first_messages[record.partitions]
-            seconds = self._dependencies.now() - granted_at
-            if seconds <= FIRST_MESSAGE_SECONDS_MAX:
-                self._wrote(transition, seconds)
+    def first_message_stored(self, message: FirstMessage) -> None:
+        """Report how long after its grant the holder's first message was acknowledged."""
+        self._forget(message)
+        seconds = self._dependencies.now() - message.granted_at
+        if seconds <= FIRST_MESSAGE_SECONDS_MAX:
+            self._wrote(message.transition, seconds)
 
-        self._first_messages[record.partitions] = FirstMessage(logs, transition.ledger, stored)
+    def _forget(self, message: FirstMessage) -> None:
+        self._first_messages = tuple(each for each in self._first_messages if each is not message)
 
     def _wrote(self, transition: Transition, seconds: float) -> None:
         """Add the time of the first message to the transition, and to the audit of a change of the holder."""
@@ -237,6 +239,10 @@ class TopicHistory:
         if outcome is not Outcome.DONE:
             log.info("audit.refused", record=record, outcome=outcome.value)
             raise Unavailable(f"the store refused the audit record: {outcome.value}")
+
+    async def report(self, binding: Binding, fields: dict[str, str]) -> Outcome:
+        """Write an audit record under this binding. Raises Undecided: the record may be stored."""
+        return await self._dependencies.store.write_audit(binding, self._record(fields))
 
     def _record(self, fields: dict[str, str]) -> dict[str, str]:
         return {

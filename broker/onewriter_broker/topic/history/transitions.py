@@ -14,7 +14,7 @@ from typing import Final
 
 from onewriter_core.ids import Identity
 from onewriter_core.topic.effects import Record
-from onewriter_core.topic.model import WHOLE, Departure, ProducerGroup, Purpose, Tenure
+from onewriter_core.topic.model import WHOLE, ProducerGroup, Purpose, Tenure, TransitionCause
 
 HISTORY_MAX: Final = 10
 """The latest changes of the holder that the broker keeps per topic, and the latest resumes."""
@@ -113,11 +113,11 @@ def latest(transitions: Iterable[Transition]) -> list[Transition]:
 
     Resumes do not displace changes: a topic that moves often keeps its changes.
     """
-    room = {True: HISTORY_MAX, False: HISTORY_MAX}
+    left = {True: HISTORY_MAX, False: HISTORY_MAX}
     kept: list[Transition] = []
     for each in reversed(list(transitions)):
-        if room[each.is_change_of_holder]:
-            room[each.is_change_of_holder] -= 1
+        if left[each.is_change_of_holder]:
+            left[each.is_change_of_holder] -= 1
             kept.append(each)
     return kept[::-1]
 
@@ -127,7 +127,7 @@ def milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
 
 
-def noted(record: Record, at_ms: int) -> Transition:
+def transition_of(record: Record, at_ms: int) -> Transition:
     """The transition in a Record effect of the topic machine."""
     is_resume = record.purpose is Purpose.RESUME
     former = None if is_resume else record.former
@@ -135,7 +135,7 @@ def noted(record: Record, at_ms: int) -> Transition:
     return Transition(
         at_ms,
         record.purpose.value,
-        record.departure.value,
+        record.cause.value,
         record.old_epoch,
         record.epoch,
         record.ledger,
@@ -156,7 +156,7 @@ def _former(tenure: Tenure) -> Writer:
     return Writer(tenure.producer_name, tenure.identity, tenure.admitted_by, "", tenure.epoch)
 
 
-# ------------------------------------------------------------ in the audit
+# ------------------------------------------------------------ the fields of audit records
 
 
 def identity_fields(identity: Identity) -> dict[str, str]:
@@ -167,16 +167,16 @@ def identity_fields(identity: Identity) -> dict[str, str]:
 
 def former_fields(tenure: Tenure) -> dict[str, str]:
     """The audit field of the writer whose tenure a fence ended."""
-    person = {
+    writer = {
         "epoch": tenure.epoch,
         "producer": tenure.producer_name,
         "subject": tenure.identity.subject,
         "claim": tenure.admitted_by,
     }
-    return {"former": json.dumps(person | identity_fields(tenure.identity))}
+    return {"former": json.dumps(writer | identity_fields(tenure.identity))}
 
 
-def read_back(fields: Mapping[str, str]) -> Transition | None:
+def parse_transition(fields: Mapping[str, str]) -> Transition | None:
     """The transition in an audit record. None: the record has none."""
     if fields.get("kind") not in _SHOWN:
         return None
@@ -184,25 +184,25 @@ def read_back(fields: Mapping[str, str]) -> Transition | None:
         return None  # the fence before a resume; the resume has its own record
     try:
         epoch = int(fields["epoch"])
-        leaderless = fields.get(LEADERLESS_MS)
         partitions = fields.get("partitions", "")
-        return Transition(
+        found = Transition(
             int(fields["t"]),
             fields["kind"],
             fields.get("cause", ""),
             int(fields.get("oldEpoch", epoch)),
             epoch,
             int(fields["ledger"]),
-            _holder_back(fields, epoch),
-            _former_back(fields.get("former")),
-            None if leaderless is None else int(leaderless),
+            _parse_holder(fields, epoch),
+            _parse_former(fields.get("former")),
+            None,
             tuple(int(partition) for partition in partitions.split(",")) if partitions else (),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None  # not written by a broker; `onewriter verify` reports it
+    return with_times(found, fields)
 
 
-def _holder_back(fields: Mapping[str, str], epoch: int) -> Writer | None:
+def _parse_holder(fields: Mapping[str, str], epoch: int) -> Writer | None:
     if not fields.get("producer"):
         return None
     pod_uid = fields.get("podUID", "")
@@ -215,7 +215,7 @@ def _holder_back(fields: Mapping[str, str], epoch: int) -> Writer | None:
     )
 
 
-def _former_back(text: str | None) -> Writer | None:
+def _parse_former(text: str | None) -> Writer | None:
     if not text:
         return None
     found = json.loads(text)
@@ -227,13 +227,13 @@ def _former_back(text: str | None) -> Writer | None:
 
 def forced(transition: Transition, epoch: int) -> Transition:
     """The transition, with the cause Forced if it is the takeover that led to ``epoch``."""
-    if transition.epoch != epoch or transition.cause != Departure.TAKEN_OVER.value:
+    if transition.epoch != epoch or transition.cause != TransitionCause.TAKEN_OVER.value:
         return transition
     return replace(transition, cause=FORCED)
 
 
 def with_times(transition: Transition, fields: Mapping[str, str]) -> Transition:
-    """The transition, with the times of a record of kind READY if the record is about its ledger."""
+    """The transition, with the times of a record, its own or one of kind READY, if the record is about its ledger."""
     if str(transition.ledger) != fields.get("ledger"):
         return transition
 

@@ -35,6 +35,7 @@ import structlog
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.topic_log.log import TopicLog, last_position, payloads
 from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
+from onewriter_broker.log.topic_log.read_sizes import FIRST_BLOCKS, next_count
 from onewriter_broker.topic.limits import DeduplicationLimits
 from onewriter_broker.topic.producers.resends import POSITION_UNKNOWN
 from onewriter_core.errors import ProtocolError, Unavailable, Undecided
@@ -49,9 +50,6 @@ sequence id, the latest publisher last. Absent or empty: the log is not deduplic
 
 INVENTED_PREFIX = "onewriter-"
 """Prefix of the names that the broker generates. A producer that gets such a name never had a number before."""
-
-BLOCKS_PER_READ = 16
-"""Blocks of one read after the snapshot: 4 MiB if they are full."""
 
 SUMMARIES_PER_TICK = 256
 """Entries summarized between two yields to the event loop."""
@@ -311,16 +309,16 @@ async def resume(
         return deduplication
     stored = json.loads(topic_log.state[FIELD].partition(" ")[2])
     deduplication = Deduplication(topic_log, stored, start, limits)
-    end = topic_log.committed
+    end, count = topic_log.committed, FIRST_BLOCKS
     while start < end:
         following = Position(start.ledger, start.entry + 1)
-        blocks = await topic_log.read_blocks(following, end, count=BLOCKS_PER_READ)
+        blocks = await topic_log.read_blocks(following, end, count=count)
         for block in blocks:
             if isinstance(block, Block) and not block.publish:
                 await _note_block(deduplication, block)
-        if len(blocks) < BLOCKS_PER_READ:
+        if len(blocks) < count:
             break
-        start = last_position(blocks[-1])
+        start, count = last_position(blocks[-1]), next_count(count, blocks)
     return deduplication
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from onewriter_broker.ownership.membership import HOSTS_MAX
+from onewriter_broker.ownership.heartbeats import HOSTS_MAX
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.topic.events import Event, ProducerRequested
 from onewriter_core.topic.model import Loads, PromotionPolicy, Purpose, Topic, Vacant

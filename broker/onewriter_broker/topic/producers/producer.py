@@ -163,14 +163,14 @@ class Producer:
     """A registered producer, waiting or writing."""
 
     __slots__ = (
-        "_elsewhere",
+        "_atomic_publishes",
         "_has_published",
         "_last_progress_at",
         "_on_idle",
+        "append_soon",
         "channel",
         "epoch",
         "filter",
-        "gathered",
         "guard",
         "is_active",
         "is_answered",
@@ -196,7 +196,7 @@ class Producer:
         request_id: int,
         request: Request,
         topic_log: TopicLog,
-        gathered: Callable[[TopicLog], None],
+        append_soon: Callable[[TopicLog], None],
         *,
         requested_priority: int = 0,
         properties: Mapping[str, str] = MappingProxyType({}),
@@ -208,28 +208,28 @@ class Producer:
         self.request = request
         self.name = request.producer_name
         self.topic_log = topic_log
-        self.gathered = gathered
+        self.append_soon = append_soon
         self.is_active = False
         self.is_granted = False
         self.is_stopped = False
-        """Whether a fence that ends its right to write is under way."""
+        """Whether a fence that ends the producer's right to write is under way."""
         self.is_answered = False
-        """Whether the client was notified that it may write. False while its lineage is read from the log."""
+        """Whether the client was notified that it may write. False while the lineage is read from the log."""
         self.epoch: int | None = None
         self.requested_priority = requested_priority
         self.properties = properties
         self.guard = guard
-        """The guard of all its writes."""
+        """The guard on which all writes of the producer depend."""
         self.since_ms = 0  # time of its request for the topic, on the wall clock
         self.pending = 0
         self._on_idle: tuple[Callable[[], None], ...] = ()
         self._has_published = False
-        self._elsewhere = 0
+        self._atomic_publishes = 0
         self._last_progress_at = 0.0
         self.lineage = Lineage(self)
         self.resends: Resends | None = None
         self.filter: Filter | None = None
-        """The filter of new entries while its log is deduplicated."""
+        """The filter of new entries; None unless the log is deduplicated."""
 
     @property
     def is_exclusive(self) -> bool:
@@ -272,25 +272,25 @@ class Producer:
         if self.guard is not None:
             self.topic_log.add_guarded(self, self)
         self.topic_log.accept((self, send, payload))
-        self.gathered(self.topic_log)
+        self.append_soon(self.topic_log)
 
-    def handed_in(self) -> None:
-        """Count work in progress that is answered elsewhere, until ``answered`` is called."""
+    def begin_work(self) -> None:
+        """Count an entry of a joint append, which answers it itself, as pending until ``end_work``."""
         self.pending += 1
         self._has_published = True
 
-    def answered(self) -> None:
-        """End the work that ``handed_in`` counted."""
+    def end_work(self) -> None:
+        """Count the entry of ``begin_work`` as answered."""
         self._answered(1)
 
     @contextlib.contextmanager
-    def progressing(self) -> Iterator[None]:
+    def publishing(self) -> Iterator[None]:
         """Suspend the progress deadline during an atomic publish under its epoch."""
-        self._elsewhere += 1
+        self._atomic_publishes += 1
         try:
             yield
         finally:
-            self._elsewhere -= 1
+            self._atomic_publishes -= 1
             self._has_published = True
 
     def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
@@ -338,9 +338,9 @@ class Producer:
 
     def unknown(self, size: int) -> None:
         self.channel.send_dropped(size + ENTRY_BYTES)
-        self.channel.drop("the fate of a message is unknown")
+        self.channel.drop("the result of a message is unknown")
         if self.lineage.newest is not self:  # it may be waiting for this entry's receipt
-            self.lineage.newest.channel.drop("the fate of a message is unknown")
+            self.lineage.newest.channel.drop("the result of a message is unknown")
         self._answered(1)
 
     def stop(self) -> None:
@@ -352,7 +352,7 @@ class Producer:
         if self.resends is not None:
             self.channel.send_dropped(self.resends.unanswered_bytes)
             self.resends = None
-            self._tell_if_idle()
+            self._report_if_idle()
 
     def _answer_duplicate(self, send: Send, size: int, filter_: Filter) -> None:
         """Answer a duplicate without storing it. Its receipt follows the receipts of earlier entries."""
@@ -365,7 +365,7 @@ class Producer:
         self.pending -= entries
         if self.guard is not None and self.pending == 0:
             self.topic_log.remove_guarded(self)
-        self._tell_if_idle()
+        self._report_if_idle()
 
     @property
     def is_idle(self) -> bool:
@@ -373,26 +373,26 @@ class Producer:
         return self.pending == 0 and (self.resends is None or not self.resends.has_unanswered)
 
     def when_idle(self, then: Callable[[], None]) -> None:
-        """Call ``then`` when all its entries are answered, or at once if they are.
+        """Call ``then`` when all entries of the producer are answered, or immediately if they are.
 
         Raises ProtocolError if IDLE_CALLS_MAX calls wait already.
         """
         if self.is_idle:
             then()
         elif len(self._on_idle) >= IDLE_CALLS_MAX:
-            raise ProtocolError("a producer is closed again and again")
+            raise ProtocolError(f"more than {IDLE_CALLS_MAX} CLOSE_PRODUCER wait for one producer")
         else:
             self._on_idle += (then,)
 
-    def _tell_if_idle(self) -> None:
+    def _report_if_idle(self) -> None:
         if self._on_idle and self.is_idle:
             on_idle, self._on_idle = self._on_idle, ()
             for then in on_idle:
                 then()
 
     def idle_seconds(self, now: float) -> float:
-        """How long it has not published, as observed by regular calls."""
-        is_publishing = self._has_published or self.pending > 0 or self._elsewhere > 0
+        """Seconds since the producer published last, as observed by regular calls; ``now`` is monotonic."""
+        is_publishing = self._has_published or self.pending > 0 or self._atomic_publishes > 0
         if is_publishing or self._last_progress_at == 0.0:
             self._has_published = False
             self._last_progress_at = now
@@ -406,7 +406,7 @@ class Producer:
         if size is not None:
             self._receipt(mark[0], highest_sequence_id, position, size)
         self._forget_resends_once_answered()
-        self._tell_if_idle()
+        self._report_if_idle()
 
     def _forget_resends_once_answered(self) -> None:
         if self.resends is not None and self.resends.is_over and not self.resends.is_awaiting:

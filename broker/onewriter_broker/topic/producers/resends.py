@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog, payloads
+from onewriter_broker.log.topic_log.read_sizes import FIRST_BLOCKS, next_count
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_core.log_format.field_names import TRIMMED
@@ -42,9 +43,6 @@ Mark = tuple[int, int]
 TAIL_ENTRIES_MAX = 10_000
 TAIL_BYTES_MAX = 16 * 1024 * 1024
 """Limits on the part of a log's tail that is searched. Clients keep about a thousand entries without a receipt."""
-
-TAIL_BLOCKS_PER_READ = 16
-"""Blocks of one read: 4 MiB if they are full."""
 
 SUMMARIES_PER_TICK = 256
 """Entries summarized between two yields to the event loop."""
@@ -319,18 +317,18 @@ async def _tail(topic_log: TopicLog, start: Position) -> tuple[list[Block], bool
     trimmed = topic_log.state.get(TRIMMED)
     is_trimmed = trimmed is not None and Position.parse(trimmed) > start
     is_whole = False
-    end = topic_log.committed
+    end, count = topic_log.committed, FIRST_BLOCKS
     while entries < TAIL_ENTRIES_MAX and size < TAIL_BYTES_MAX:
-        blocks = await topic_log.read_blocks(start, end, count=TAIL_BLOCKS_PER_READ, reverse=True)
+        blocks = await topic_log.read_blocks(start, end, count=count, reverse=True)
         for block in blocks:
             if isinstance(block, Block):
                 found.append(block)
                 entries += len(block.lengths)
                 size += len(block.payload)
-        if len(blocks) < TAIL_BLOCKS_PER_READ:
+        if len(blocks) < count:
             begins = not start.ledger or any(block.position == start for block in blocks)
             is_whole = begins and not is_trimmed
             break
-        end = blocks[-1].position.previous
+        end, count = blocks[-1].position.previous, next_count(count, blocks)
     found.reverse()
     return found, is_whole

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 
+import structlog
+
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.limits import DeduplicationLimits
 from onewriter_broker.topic.producers.deduplication import Deduplications
@@ -24,6 +26,12 @@ from onewriter_core.topic.effects import Grant
 
 PREDECESSORS_MAX = 256
 """Departed producers that are remembered per topic, so that they can resume without duplicates."""
+
+
+RETRY_SECONDS = 0.2
+"""Time between attempts to read a producer's entries while the store does not answer."""
+
+log = structlog.get_logger(__name__)
 
 
 class TopicProducers:
@@ -108,15 +116,25 @@ class TopicProducers:
         self._activated(producer)
 
     async def _activate_from_log(self, producer: Producer, effect: Grant) -> None:
-        try:
-            runs, floor = await lineage_from_log(
-                producer.topic_log,
-                producer.name,
-                effect.epoch if producer.is_exclusive else None,
-            )
-        except Undecided as undecided:
-            producer.channel.drop(f"the log could not be read: {undecided}")
-            return
+        """Read the producer's entries, and let it write. Its connection may carry other holders, so it is kept."""
+        is_logged = False
+        while True:
+            try:
+                runs, floor = await lineage_from_log(
+                    producer.topic_log,
+                    producer.name,
+                    effect.epoch if producer.is_exclusive else None,
+                )
+            except Undecided as undecided:
+                if not self._is_waited_for(producer, effect):
+                    return
+                if not is_logged:
+                    topic = str(producer.topic_log.name)
+                    log.warning("lineage.waits", topic=topic, reason=str(undecided))
+                    is_logged = True
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                break
         producer.lineage.floor = floor
         for run in runs:
             producer.lineage.note(run)

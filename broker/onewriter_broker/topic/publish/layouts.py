@@ -83,12 +83,12 @@ class Layouts:
         should retry; and the errors of ``counted``.
         """
         async with self.lock(first, app):
-            noted = await self._noted(first, app, owner)
-            over = await _overtaken(noted, version, held)
-            found = next((each for each in noted if each.version == version), None)
+            stored = await self._stored_layouts(first, app, owner)
+            over = await _overtaken(stored, version, held)
+            found = next((each for each in stored if each.version == version), None)
             if found is None and not over:
                 found = Layout(version, await counted())
-                kept = sorted([*noted, found], key=lambda each: each.version, reverse=True)
+                kept = sorted([*stored, found], key=lambda each: each.version, reverse=True)
                 text = encode_layouts(kept[:BEGUN_MAX])
                 bound = {f"{OWNER_PREFIX}{app}": owner} if owner else {}
                 await first.save_state({f"{LAYOUT_PREFIX}{app}": text, **bound})
@@ -102,7 +102,7 @@ class Layouts:
         """The lock that orders changes of an app's layouts."""
         return self._locks.setdefault((first, app), asyncio.Lock())
 
-    async def _noted(self, first: TopicLog, app: str, owner: str | None) -> list[Layout]:
+    async def _stored_layouts(self, first: TopicLog, app: str, owner: str | None) -> list[Layout]:
         """The layouts in the store. Another broker may have served the topic since this one loaded it."""
         if first.binding is None:
             raise Unavailable(f"{first.name} is not open here")
@@ -120,15 +120,15 @@ class Layouts:
 
 
 async def _overtaken(
-    noted: Sequence[Layout], version: int, held: Callable[[], Awaitable[int]]
+    stored: Sequence[Layout], version: int, held: Callable[[], Awaitable[int]]
 ) -> str:
     """Why a version is over. Empty: it is not. It can be over only after a later version has begun."""
-    if not noted or version >= noted[0].version:
+    if not stored or version >= stored[0].version:
         return ""
     published = await held()
     if published > version:
         return f"version {published} of it already"
-    is_full = len(noted) >= BEGUN_MAX
-    if is_full and version < noted[-1].version:  # its layout may have been stored and dropped
+    is_full = len(stored) >= BEGUN_MAX
+    if is_full and version < stored[-1].version:  # its layout may have been stored and dropped
         return f"{BEGUN_MAX} later versions of it begun already"
     return ""

@@ -62,31 +62,31 @@ class PublisherRecords:
         self._of: WeakKeyDictionary[TopicLog, _Recorded] = WeakKeyDictionary()
 
     async def record(
-        self, runner: TopicRunner, topic_log: TopicLog, asked: PublishRequest
+        self, runner: TopicRunner, topic_log: TopicLog, requested: PublishRequest
     ) -> Binding:
         """Return when the audit names the publisher, with the binding under which the record was written.
 
         Only a block that is appended under that binding certainly follows the record. Raises Unavailable if
         the store did not confirm the record, and Refused if there are too many.
         """
-        right = asked.right
+        right = requested.right
         if right is None:
             raise Refused(ServerError.AUTHORIZATION_ERROR, "the right to publish was not proved")
         recorded = self._of.setdefault(topic_log, _Recorded())
         async with recorded.writing:
             binding = topic_log.binding
             if binding is None or right.epoch < recorded.epoch:
-                raise Unavailable("the topic has changed hands; nothing was published")
+                raise Unavailable("the holder of the topic has changed; nothing was published")
             if (right.epoch, binding) != (recorded.epoch, recorded.binding):
                 recorded.known.clear()
                 recorded.epoch, recorded.binding = right.epoch, binding
-            publisher = publisher_of(asked.identity)
-            if (asked.app, publisher) in recorded.known:
+            publisher = publisher_of(requested.identity)
+            if (requested.app, publisher) in recorded.known:
                 return binding
             limits = self._limits
             if len(recorded.known) >= limits.publishers_per_epoch_max and publisher.pod_uid:
                 publisher = publisher._replace(pod_uid=EVERY_POD)
-                if (asked.app, publisher) in recorded.known:
+                if (requested.app, publisher) in recorded.known:
                     return binding
             if len(recorded.known) >= limits.records_per_epoch_max:
                 text = (
@@ -94,23 +94,23 @@ class PublisherRecords:
                     f" apps under epoch {right.epoch} already: publish under the next epoch"
                 )
                 raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
-            fields = _fields(topic_log, asked, right, publisher)
+            fields = _fields(topic_log, requested, right, publisher)
             await runner.history.attest(binding, fields)
-            recorded.known.add((asked.app, publisher))
+            recorded.known.add((requested.app, publisher))
             return binding
 
 
 def _fields(
-    topic_log: TopicLog, asked: PublishRequest, right: PublishRight, publisher: Publisher
+    topic_log: TopicLog, requested: PublishRequest, right: PublishRight, publisher: Publisher
 ) -> dict[str, str]:
     """The fields of the record, without those of every audit record."""
-    who = {} if publisher.pod_uid == EVERY_POD else identity_fields(asked.identity)
+    who = {} if publisher.pod_uid == EVERY_POD else identity_fields(requested.identity)
     fields = {"subject": publisher.subject, "podUID": publisher.pod_uid} | who
     return {
         "kind": PUBLISHER,
         "log": str(topic_log.name),
         "epoch": str(right.epoch),
-        "app": asked.app,
+        "app": requested.app,
         "right": CAPABILITY if right.is_passed_on else HELD,
         "holder": str(right.holder),
     } | {name: value for name, value in fields.items() if value}

@@ -81,8 +81,8 @@ class PublishResult:
 class OngoingPublish:
     """A publish in progress. Equal requests share it, at the same time or one after the other."""
 
-    def __init__(self, asked: PublishRequest) -> None:
-        self.asked = asked
+    def __init__(self, requested: PublishRequest) -> None:
+        self.requested = requested
         self.time_ms = 0
         """Time of the latest request."""
         self.done: asyncio.Future[PublishResult] = asyncio.get_running_loop().create_future()
@@ -103,6 +103,6 @@ class OngoingPublish:
         """Wait for the result. Only the first caller gets the positions; later callers get a duplicate."""
         answer = await asyncio.shield(self.done)
         if answer.where is not None and self._is_reported:
-            return replace(answer, is_duplicate=True, where=None, held=self.asked.version)
+            return replace(answer, is_duplicate=True, where=None, held=self.requested.version)
         self._is_reported = True
         return answer

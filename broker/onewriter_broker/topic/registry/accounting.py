@@ -79,7 +79,7 @@ class Accounting:
             if record.owner not in {"", left.binding.owner}:
                 del self._left[bucket]  # the bucket is served with the dataset that was written to
             return
-        node = await self._store.observe([])
+        node = await self._store.observe([bucket])
         if node.replid != record.replid:
             raise Undecided(f"the store shows dataset {node.replid}, not {record.replid}")
         for topic, ends in list(left.logs.items()):

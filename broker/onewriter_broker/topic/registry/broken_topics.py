@@ -84,7 +84,7 @@ class BrokenTopics:
         known = None if broken is None else broken.logs.get(topic_log.name)
         if known is None:
             return
-        topic_log.recall(known.state, known.ends)
+        topic_log.restore(known.state, known.ends)
 
     def served(self, base: TopicName) -> None:
         """Note that the topic is served, or served again."""

@@ -18,6 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
@@ -47,6 +48,15 @@ log = structlog.get_logger(__name__)
 
 _NONE_SET: Mapping[str, object] = MappingProxyType({})
 _NONE_MADE: Mapping[str, int] = MappingProxyType({})
+
+CREATORS_KEPT_MAX = 1_000
+"""Creators of topics that are in memory once: most topics are made by few clients."""
+
+
+@lru_cache(CREATORS_KEPT_MAX)
+def _made(made_by: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    """How many logs each client created. Equal values are one object."""
+    return MappingProxyType(dict(made_by))
 
 
 class Undivided(Refused):
@@ -99,7 +109,7 @@ class CatalogEntry:
             fields["deleted"],
             policies,
             fields.get("declaredBy", ""),
-            fields.get("madeBy", _NONE_MADE),
+            _made(tuple(fields.get("madeBy", _NONE_MADE).items())),
         )
 
     @property
@@ -116,7 +126,8 @@ class CatalogEntry:
 
     def with_made(self, creator: str, logs: int) -> CatalogEntry:
         """The entry after ``creator`` made ``logs`` more logs."""
-        return replace(self, made_by={**self.made_by, creator: self.made_by.get(creator, 0) + logs})
+        made_by = {**self.made_by, creator: self.made_by.get(creator, 0) + logs}
+        return replace(self, made_by=_made(tuple(made_by.items())))
 
     def with_policy(self, name: str, value: object) -> CatalogEntry:
         """The entry with one policy set. None removes it."""
@@ -181,6 +192,8 @@ class _Copy:
     entries: dict[str, CatalogEntry] | None = None
     """None: they were not read yet."""
     usage: _Usage = field(default_factory=_Usage)
+    reading: asyncio.Future[None] | None = None
+    """The first reading, which is under way."""
 
     def fill(self, entries: dict[str, CatalogEntry]) -> None:
         """Cache the entries that were read."""
@@ -246,9 +259,29 @@ class Catalogs:
         """All entries of a bucket, including tombstones. Raises Undecided."""
         if binding is None:
             return await self._read(bucket)
-        copy = self._copy(binding)
-        if copy.entries is not None:
-            return copy.entries
+        while (copy := self._copy(binding)).entries is None:
+            if copy.reading is None:
+                return await self._fill(copy)
+            await asyncio.shield(copy.reading)  # thousands of topics may be loaded at once
+        return copy.entries
+
+    async def _fill(self, copy: _Copy) -> Mapping[str, CatalogEntry]:
+        """Read the entries of a bucket for all callers that wait for them. They share an error, too."""
+        reading = copy.reading = asyncio.get_running_loop().create_future()
+        try:
+            return await self._read_copy(copy)
+        except OnewriterError as error:
+            reading.set_exception(error)
+            reading.exception()  # perhaps no other caller waits
+            raise
+        finally:
+            copy.reading = None
+            if not reading.done():
+                reading.set_result(None)
+
+    async def _read_copy(self, copy: _Copy) -> Mapping[str, CatalogEntry]:
+        binding = copy.binding
+        bucket = binding.bucket
         if copy.is_in_doubt:  # until a later write, even one without changes, is answered
             copy.is_in_doubt = await self._store.set_catalog(binding, {}) is not Outcome.DONE
         entries = await self._read(bucket, binding.replid)

@@ -68,7 +68,7 @@ def declare(topic: LoadedTopic, declared: ExclusiveTopic | None, now: float) -> 
         topic.runner.post(PolicyChanged(promotion, now))
     for topic_log in topic.runner.logs.values():
         if declared is not None:
-            topic_log.promise(Durability(declared.spec.durability.value))
+            topic_log.set_wanted_durability(Durability(declared.spec.durability.value))
     say_undivided(topic)
     return True
 

@@ -20,6 +20,7 @@ from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
+from onewriter_broker.ownership.owner_waits import OwnerWaits
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.shares import StoreShares
 from onewriter_broker.settings import Settings
@@ -38,13 +39,14 @@ from onewriter_broker.topic.registry.policies import (
     deduplicates,
     follow,
 )
-from onewriter_broker.topic.registry.resume_windows import ResumeWindows
+from onewriter_broker.topic.registry.resume_windows import Load, ResumeWindows
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.api.manifests import DesiredState
-from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
+from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.topic.events import PartitionsAdded
+from onewriter_core.topic.lookups import with_reservation
 from onewriter_core.topic.model import WHOLE, Partition, Topic
 
 log = structlog.get_logger(__name__)
@@ -75,6 +77,7 @@ class Topics:
         self.namespaces = policies or NoPolicies()
         self._followed_version = 0
         self._loading: dict[str, asyncio.Future[LoadedTopic]] = {}
+        self._load_places: dict[int, asyncio.Semaphore] = {}
         self.leaving: dict[
             str, Settling
         ] = {}  # topics that are not loaded any more; the next load waits for them
@@ -90,6 +93,7 @@ class Topics:
     def serve_with(self, ownership: BucketOwnership, dependencies: TopicDependencies) -> None:
         """Complete the construction: bucket ownership reports to this object, and this object uses it."""
         self.ownership = ownership
+        self.owner_waits = OwnerWaits(ownership)
         self._dependencies = dependencies
         self.creations = Creations(self._quotas, self._catalogs, self._binding, dependencies.now)
         self.broken = BrokenTopics(dependencies.now)
@@ -138,7 +142,7 @@ class Topics:
 
     async def _save_notes(self, topic: LoadedTopic) -> None:
         """Save presence and cursors. The next broker delivers entries after an unsaved cursor again."""
-        await note_leaving(topic.runner.topic, topic.runner.logs, self._dependencies.wall_ms())
+        await note_leaving(topic.runner.topic, topic.runner.logs, self._dependencies, topic.bucket)
         for subscriptions in topic.subscriptions.values():
             try:
                 await subscriptions.save()
@@ -149,6 +153,10 @@ class Topics:
 
     def bucket_of(self, name: TopicName) -> int:
         return bucket_of(name, self._catalogs.buckets)
+
+    def resumable_until(self, bucket: int) -> float | None:
+        """Until when returning holders have precedence over waiters in a bucket. None: no longer."""
+        return self.resume_windows.until(bucket)
 
     def is_owned(self, name: TopicName) -> bool:
         """Whether this broker serves the topic's bucket now."""
@@ -257,6 +265,41 @@ class Topics:
             loading.cancel()
 
     async def _load(self, base: TopicName, partition: int, creator: str) -> LoadedTopic:
+        load = self.resume_windows.load_began(self.bucket_of(base), base)
+        try:
+            async with self._load_place(self.bucket_of(base)):
+                topic, opened = await self._open(load, base, partition, creator)
+        except BaseException as error:
+            # A broken key needs a repair, and says nothing about other topics.
+            is_retried = isinstance(error, Unavailable | Undecided) and not isinstance(
+                error, BrokenKey
+            )
+            self.resume_windows.load_failed(load, is_retried=is_retried)
+            raise
+        until = self.resume_windows.load_done(load)
+        if until is not None:
+            opened = tuple(with_reservation(partition, until) for partition in opened)
+        self.loaded[str(base)] = topic
+        self.broken.served(base)
+        topic.runner.start(opened)
+        log.debug("topic.loaded", topic=str(base), ledger=max(each.ledger for each in opened))
+        declaring.say_undivided(topic)
+        self._declare(topic)  # the declaration may have changed meanwhile
+        self._dependencies.changed(base)
+        return topic
+
+    def _load_place(self, bucket: int) -> asyncio.Semaphore:
+        """Limits the loads of a bucket that are under way. The others wait in the order of their requests."""
+        found = self._load_places.get(bucket)
+        if found is None:
+            share = max(1, self._dependencies.limits.loads_max // self._catalogs.buckets)
+            found = self._load_places[bucket] = asyncio.Semaphore(share)
+        return found
+
+    async def _open(
+        self, load: Load, base: TopicName, partition: int, creator: str
+    ) -> tuple[LoadedTopic, tuple[Partition, ...]]:
+        """Read a topic and fence its logs. Returns the topic, which is not served yet, and its partitions."""
         bucket = self.bucket_of(base)
         before = self.leaving.pop(str(base), None)
         if before is not None:
@@ -279,7 +322,9 @@ class Topics:
             entry = await self._catalogs.change(holding.binding, base, checked)
         await self.namespaces.known()
         logs = {n: await self._read_log(base, n, declared, holding) for n in entry.log_numbers}
-        partitions = self._read_partitions(base, logs, holding)
+        # The reservation gets its end when the load is done.
+        reserved_until = load.began_at if load.is_in_window else None
+        partitions = self._read_partitions(logs, holding, reserved_until)
         machine = Topic(partitions, declaring.promotion_of(declared))
         is_on = deduplicates(base, entry, self.namespaces)
         runner = TopicRunner(base, bucket, machine, logs, self._dependencies, is_deduplicated=is_on)
@@ -291,15 +336,7 @@ class Topics:
         topic = LoadedTopic(base, bucket, entry, runner, {}, declared)
         for number, topic_log in logs.items():
             topic.subscriptions[number] = self._subscriptions(topic_log, runner)
-        self.loaded[str(base)] = topic
-        self.resume_windows.loaded(base)
-        self.broken.served(base)
-        runner.start(opened)
-        log.debug("topic.loaded", topic=str(base), ledger=max(each.ledger for each in opened))
-        declaring.say_undivided(topic)
-        self._declare(topic)  # the declaration may have changed meanwhile
-        self._dependencies.changed(base)
-        return topic
+        return topic, opened
 
     async def _learn(self, base: TopicName, partition: int, creator: str) -> None:
         """Read the usage for the quotas, if the load may create the topic or a partition."""
@@ -334,7 +371,8 @@ class Topics:
 
     async def _open_partition(self, topic: LoadedTopic, number: int, holding: Holding) -> None:
         topic_log = await self._read_log(topic.name, number, topic.declared, holding)
-        partitions = self._read_partitions(topic.name, {number: topic_log}, holding)
+        until = self.resume_windows.until(topic.bucket, topic.name)
+        partitions = self._read_partitions({number: topic_log}, holding, until)
         self._check_serves(topic, holding)
         topic.runner.logs[number] = topic_log
         try:
@@ -367,7 +405,7 @@ class Topics:
         return topic_log
 
     def _read_partitions(
-        self, base: TopicName, logs: Mapping[int, TopicLog], holding: Holding
+        self, logs: Mapping[int, TopicLog], holding: Holding, reserved_until: float | None
     ) -> tuple[Partition, ...]:
         """The topic's partitions, from the states of its logs."""
         now, wall_ms = self._dependencies.now(), self._dependencies.wall_ms()
@@ -376,7 +414,7 @@ class Topics:
                 number,
                 topic_log.state,
                 may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
-                reserved_until=self.resume_windows.until(self.bucket_of(base), base),
+                reserved_until=reserved_until,
                 vacant_since=absent_since(topic_log.state, now, wall_ms, holding.last_seen_ms),
             )
             for number, topic_log in logs.items()
@@ -404,7 +442,7 @@ class Topics:
             durability,
             limits=self._dependencies.limits.log,
         )
-        topic_log.join(self.shares.of(base.namespace_name, is_declared=declared is not None))
+        topic_log.use_share(self.shares.of(base.namespace_name, is_declared=declared is not None))
         return topic_log
 
     # ------------------------------------------------------------ administration
@@ -429,7 +467,7 @@ class Topics:
             self._dependencies.changed(topic.name)
         is_declared = topic.declared is not None
         for topic_log in topic.runner.logs.values():
-            topic_log.join(self.shares.of(topic.name.namespace_name, is_declared=is_declared))
+            topic_log.use_share(self.shares.of(topic.name.namespace_name, is_declared=is_declared))
         follow(topic, self.namespaces)
         if declaring.lacks_partitions(topic):
             self._dependencies.spawn(declaring.grow(topic, self.set_partitions, self.loaded))
@@ -538,7 +576,7 @@ class Topics:
             number: await self._read_log(topic.name, number, topic.declared, holding)
             for number in topic.entry.log_numbers
         }
-        partitions = self._read_partitions(topic.name, logs, holding)
+        partitions = self._read_partitions(logs, holding, None)
         is_on = topic.runner.deduplications.is_on
         runner = TopicRunner(
             topic.name,

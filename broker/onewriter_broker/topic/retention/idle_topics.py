@@ -165,18 +165,18 @@ class IdleTopics:
         token, ledger = state.get("tok"), state.get("ledger", "")
         if token is None or not ledger.isdecimal():
             return None  # nothing was ever written
-        asked = policy
+        requested = policy
         if known is not None and (known.token, known.policy) == (token, policy):
             if self._wall_ms() < known.due_ms:
                 return known
-            asked = policy.model_copy(update={"max_bytes": None, "max_entries": None})
+            requested = policy.model_copy(update={"max_bytes": None, "max_entries": None})
         topic_log = TopicLog(name, self._store)
         topic_log.load_unserved(state, holding.binding, int(ledger))
         topic_log.keep_uncompacted(is_wanted=keeps_keys)
         measured = Measured(topic_log, holding.binding.generation, limits=self._retention_limits)
         lowest_retained = lowest_saved_position(state, self._limits)
-        cut = await self._cut(measured, asked, lowest_retained)
-        is_held_back = keeps_keys and self._is_held_back(measured, asked, lowest_retained)
+        cut = await self._cut(measured, requested, lowest_retained)
+        is_held_back = keeps_keys and self._is_held_back(measured, requested, lowest_retained)
         if cut is not None and not await self._trim(base, measured, cut, holding, token):
             return None
         if is_held_back:

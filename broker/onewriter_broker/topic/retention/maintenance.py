@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import structlog
 
-from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.appender import AppendPath
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.registry.topics import Topics
-from onewriter_broker.topic.retention.retention import Retention
+from onewriter_broker.topic.retention.retention import Retention, RetentionLimits
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.errors import OnewriterError
 
@@ -38,13 +38,18 @@ class Maintenance:
     """Maintains all topics of one broker. The caller runs two tasks."""
 
     def __init__(
-        self, topics: Topics, settings: Settings, wall_ms: Callable[[], int], appender: Appender
+        self,
+        topics: Topics,
+        settings: Settings,
+        wall_ms: Callable[[], int],
+        appender: AppendPath,
+        limits: RetentionLimits = RetentionLimits(),
     ) -> None:
         self._topics = topics
         self._settings = settings
         self._wall_ms = wall_ms
         self._appender = appender
-        self._retention = Retention()
+        self._retention = Retention(limits)
         self._undeclared_bytes = most = settings.undeclared_retention_bytes
         self._undeclared = RetentionPolicy(max_bytes=most) if most else None
         self._grown = (0, 0)

@@ -344,24 +344,24 @@ async def trim_once(
     them. The store drops whole nodes of a stream; later calls drop the rest. Raises Undecided.
     """
     topic_log, state = measured.topic_log, measured.topic_log.state
-    given_up_before = topic_log.given_up_before
+    maybe_trimmed_before = topic_log.maybe_trimmed_before
     former = {name: state[name] for name in fields if name in state}
-    topic_log.give_up_before(max(given_up_before, cut))
+    topic_log.set_maybe_trimmed_before(max(maybe_trimmed_before, cut))
     topic_log.note_state(fields)
     outcome = await topic_log.store.trim(binding, topic_log.name, token, cut, fields)
     if outcome is not Outcome.DONE:
-        topic_log.give_up_before(given_up_before)
+        topic_log.set_maybe_trimmed_before(maybe_trimmed_before)
         topic_log.note_state(former, fields.keys() - former.keys())
         log.info("retention.refused", topic=str(topic_log.name), outcome=outcome.value)
         return Dropped(was_refused=True)
-    topic_log.trimmed(cut)
+    topic_log.note_trimmed(cut)
     first = await topic_log.read_blocks(EARLIEST, count=1)
     if not first:
         return Dropped(0)
     before = sum(each.weight for each in measured.block_runs)
     dropped = measured.forget_before(first[0].position)
     if topic_log.is_measured:
-        topic_log.dropped(before - sum(each.weight for each in measured.block_runs))
+        topic_log.subtract_size(before - sum(each.weight for each in measured.block_runs))
     return Dropped(dropped)
 
 

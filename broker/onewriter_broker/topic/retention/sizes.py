@@ -16,7 +16,7 @@ import structlog
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.quotas.shares import ShareOf
 from onewriter_broker.topic.registry.topics import Topics
-from onewriter_broker.topic.retention.retention import Measured, measure
+from onewriter_broker.topic.retention.retention import Measured, RetentionLimits, measure
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import TopicName
 
@@ -43,9 +43,11 @@ class Sizes:
         topics: Topics,
         summed: Callable[[Counter[ShareOf]], None],
         staged: Callable[[], Mapping[TopicName, int]],
+        limits: RetentionLimits = RetentionLimits(),
     ) -> None:
         """``summed`` receives the sums of each sweep. ``staged`` returns the bytes of staged parts by topic."""
         self._topics = topics
+        self._limits = limits
         self._staged = staged
         self._summed = summed
 
@@ -86,18 +88,18 @@ class Sizes:
 
     async def _measure(self, topic_log: TopicLog) -> None:
         """Measure one log. The measurement ends if the log is trimmed meanwhile or the store does not answer."""
-        binding, cut = topic_log.binding, topic_log.given_up_before
+        binding, cut = topic_log.binding, topic_log.maybe_trimmed_before
         if binding is None or topic_log.ledger == 0:
             return
-        measured = Measured(topic_log, binding.generation)
+        measured = Measured(topic_log, binding.generation, limits=self._limits)
         try:
             while not topic_log.is_closed and not topic_log.is_measured:
                 reached = measured.reaches
                 await measure(measured)
-                if topic_log.given_up_before != cut:
+                if topic_log.maybe_trimmed_before != cut:
                     return
                 if measured.reaches in {reached, topic_log.committed}:
-                    topic_log.measured(sum(each.weight for each in measured.block_runs))
+                    topic_log.set_size(sum(each.weight for each in measured.block_runs))
                     return
                 await asyncio.sleep(PAUSE_SECONDS)
         except OnewriterError as error:

@@ -13,7 +13,7 @@ import structlog
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.log.topic_log.ranges import behind, first_block
+from onewriter_broker.log.topic_log.ranges import first_block, next_position
 from onewriter_broker.topic.producers.deduplication import trim_limit
 from onewriter_broker.topic.retention.retention import Measured, RetentionLimits, trim_to
 from onewriter_core.errors import Unavailable
@@ -23,6 +23,7 @@ LEDGER: Final = "ledger"
 SUBSCRIPTION: Final = "subscription"
 DEDUPLICATION: Final = "deduplication"
 COMPACTION: Final = "compaction"
+WITNESS: Final = "witness"
 
 log = structlog.get_logger(__name__)
 
@@ -52,11 +53,11 @@ class Trimmed:
     first: Position
 
 
-def cut_of(asked: Position, limits: Sequence[Limit]) -> Cut:
+def cut_of(requested: Position, limits: Sequence[Limit]) -> Cut:
     """The requested cut, reduced to the lowest limit."""
     lowest = min(limits, key=lambda limit: limit.position)
-    if asked <= lowest.position:
-        return Cut(asked, None)
+    if requested <= lowest.position:
+        return Cut(requested, None)
     return Cut(lowest.position, lowest)
 
 
@@ -71,7 +72,7 @@ def limits_of(topic_log: TopicLog, subscriptions: Subscriptions) -> list[Limit]:
     ]
     lowest = subscriptions.lowest_retained_position()
     if lowest is not None:
-        limits.append(Limit(behind(lowest), SUBSCRIPTION, _slowest(subscriptions, lowest)))
+        limits.append(Limit(next_position(lowest), SUBSCRIPTION, _slowest(subscriptions, lowest)))
     return limits
 
 
@@ -91,10 +92,13 @@ def _slowest(subscriptions: Subscriptions, lowest: Position) -> str:
 async def trim(
     topic_log: TopicLog,
     subscriptions: Subscriptions,
-    asked: Position,
+    requested: Position,
     limits: RetentionLimits = RetentionLimits(),
+    witnessed: Limit | None = None,
 ) -> Trimmed:
-    """Drop the entries before ``asked`` that may go. A large trim needs several calls.
+    """Drop the entries before ``requested`` that may go. A large trim needs several calls.
+
+    ``witnessed``: up to where witnesses say that the log was copied to a table; None: this does not limit the trim.
 
     The caller has checked the identity and the epoch of the request; after a transition no more is trimmed.
     Raises Unavailable, and Undecided if the store did not answer; some entries may then have been dropped.
@@ -105,13 +109,14 @@ async def trim(
     measured = Measured(topic_log, binding.generation, limits=limits)
     measured.add(await first_block(topic_log))
     began = measured.begins
-    cut = cut_of(asked, limits_of(topic_log, subscriptions))
+    more = () if witnessed is None else (witnessed,)
+    cut = cut_of(requested, [*limits_of(topic_log, subscriptions), *more])
 
     def cut_now() -> Position:
         nonlocal cut  # a subscription may have been added or set back since the last call
         if topic_log.state.get("epoch") != epoch:
             raise Unavailable(f"the holder of {topic_log.name} changed during the trim; retry")
-        cut = cut_of(asked, limits_of(topic_log, subscriptions))
+        cut = cut_of(requested, [*limits_of(topic_log, subscriptions), *more])
         return cut.before
 
     done = await trim_to(measured, cut_now)

@@ -279,10 +279,12 @@ def check_reads(reader: Schema, kept: Sequence[KeptSchema], strategy: Strategy) 
 
 def _check_reads(reader: Schema, writer: Schema, what: str) -> None:
     if reader.kind == pb.Schema.KEY_VALUE:
-        for mine, theirs in zip(parts(reader), parts(writer), strict=True):
-            if mine.kind != theirs.kind:
-                raise Incompatible(f"{what}: {mine.type_name} is not {theirs.type_name}")
-            _check_reads(mine, theirs, what)
+        for reader_part, writer_part in zip(parts(reader), parts(writer), strict=True):
+            if reader_part.kind != writer_part.kind:
+                raise Incompatible(
+                    f"{what}: {reader_part.type_name} is not {writer_part.type_name}"
+                )
+            _check_reads(reader_part, writer_part, what)
         return
     if reader.kind not in _IN_AVRO:
         return

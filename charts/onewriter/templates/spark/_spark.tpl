@@ -246,7 +246,7 @@ spec:
 {{- end -}}
 
 {{/* A CronJob whose pod is the driver: (dict "root" . "name" NAME "job" JOB "account" NAME "command" LIST
-"args" LIST "volumes" YAML "mounts" YAML "usesApi" BOOL). */}}
+"args" LIST "volumes" YAML "mounts" YAML "usesApi" BOOL "readsTables" BOOL: the volume of the tables is read only). */}}
 {{- define "onewriter.spark.cronJob" -}}
 {{- $spark := .root.Values.spark -}}
 apiVersion: batch/v1
@@ -312,7 +312,11 @@ spec:
               securityContext:
                 {{- include "onewriter.containerSecurity" . | nindent 16 }}
               volumeMounts:
+                {{- if .readsTables }}
+                {{- include "onewriter.spark.mounts" .root | replace "mountPath: /data}" "mountPath: /data, readOnly: true}" | nindent 16 }}
+                {{- else }}
                 {{- include "onewriter.spark.mounts" .root | nindent 16 }}
+                {{- end }}
                 {{- with .mounts }}
                 {{- . | nindent 16 }}
                 {{- end }}

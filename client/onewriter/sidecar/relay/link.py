@@ -9,7 +9,7 @@ If the broker sends nothing for ``answer_seconds`` after that, the link closes t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
@@ -27,9 +27,9 @@ from onewriter.sidecar.relay.answers import (
     named_broker,
 )
 from onewriter.sidecar.relay.splitter import PASSES, Splitter
-from onewriter_core.errors import ProtocolError
+from onewriter_core.errors import ProtocolError, ServerError
 from onewriter_core.wire import replies
-from onewriter_core.wire.command_limits import HANDSHAKE_LENGTH_MAX
+from onewriter_core.wire.command_limits import HANDSHAKE_LENGTH_MAX, LENGTHS_MAX
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 READ_BYTES: Final = 32 * 1024
@@ -49,6 +49,8 @@ _AT_ONCE: Final = frozenset({SILENT, "too-many", "protocol", "no-connect", "stop
 """Ends of a link after which nothing is sent to the broker."""
 
 FROM_CLIENT: Final = frozenset({pb.BaseCommand.PONG})
+FROM_CLIENT_BESIDE_LEADER: Final = FROM_CLIENT | {pb.BaseCommand.PRODUCER}
+"""The commands of a client that are looked at if the sidecar leads a topic itself."""
 FROM_BROKER: Final = frozenset(
     {
         pb.BaseCommand.PONG,
@@ -102,6 +104,15 @@ class Host(Protocol):
 
     def learned(self, broker: Address) -> None:
         """A broker named this one in an answer to a look-up."""
+        ...
+
+    @property
+    def leads(self) -> bool:
+        """Whether the sidecar leads a topic itself."""
+        ...
+
+    def is_led(self, topic: str) -> bool:
+        """Whether the sidecar leads this topic itself, so that no client of the relay may produce to it."""
         ...
 
     def admits(self, link: RelayLink) -> bool:
@@ -203,10 +214,14 @@ class RelayLink:
         """The address at which the broker was reached; None before."""
         self._host = host
         self._broker = RelayEnd(self._from_broker, self._broker_lost)
-        self._client_frames = Splitter({pb.BaseCommand.CONNECT}, HANDSHAKE_LENGTH_MAX)
+        self._wanted_of_client = FROM_CLIENT_BESIDE_LEADER if host.leads else FROM_CLIENT
+        """The commands of the client that are looked at, also if they arrive together with CONNECT."""
+        self._client_frames = Splitter(
+            self._wanted_of_client | {pb.BaseCommand.CONNECT}, HANDSHAKE_LENGTH_MAX
+        )
         self._broker_frames = Splitter(FROM_BROKER, ANSWER_LENGTH_MAX)
         self._connect: pb.CommandConnect | None = None
-        self._early = b""
+        self._early: list[tuple[int, bytes]] = []
         self._is_forwarding = False
         self._is_closed = False
         self._uses_token = False
@@ -248,23 +263,26 @@ class RelayLink:
                 raise ProtocolError("the first command is not CONNECT")
             self._connect = command
             self._deadline = None
-            self._client_frames.wanted = FROM_CLIENT
+            self._client_frames.wanted = self._wanted_of_client
+            self._client_frames.wanted_length_max = LENGTHS_MAX[pb.BaseCommand.PRODUCER]
             self.client.pause_reading()
             self._host.spawn(self._guarded(self._open(command, named_broker(command))))
         elif self._connect is None and self._client_frames.left:
             raise ProtocolError("the first command is not CONNECT")
-        self._early += b"".join(part for _, part in parts)
+        self._early += parts
 
     def _forward(self, data: bytes) -> None:
         boundary = self._client_frames.left
         if self._owed and boundary <= len(data):
-            self._forward_parts(data[:boundary])
+            self._forward_parts(self._client_frames.feed(data[:boundary]))
             self._pay()
             data = data[boundary:]
-        self._forward_parts(data)
+        self._forward_parts(self._client_frames.feed(data))
 
-    def _forward_parts(self, data: bytes) -> None:
-        for kind, part in self._client_frames.feed(data):
+    def _forward_parts(self, parts: Iterable[tuple[int, bytes]]) -> None:
+        for kind, part in parts:
+            if kind == pb.BaseCommand.PRODUCER and self._refuses_producer(part):
+                continue
             if kind != pb.BaseCommand.PONG or not self._pings_to_client:
                 self._broker.write(part)
                 continue
@@ -273,6 +291,22 @@ class RelayLink:
             self._broker.write(replies.PING)
             if self._deadline is None:
                 self._deadline = self._host.now() + self._host.limits.answer_seconds
+
+    def _refuses_producer(self, frame: bytes) -> bool:
+        """Answer the request for a producer of the topic that the sidecar leads; return whether it is one.
+
+        Every process of the pod knows the name and the epoch of the sidecar's producer. With the pod's token it could resume
+        this producer and close it, which would release the topic. Raises ProtocolError.
+        """
+        command = decoded(frame)
+        if not isinstance(command, pb.CommandProducer):
+            raise ProtocolError("not a request for a producer")
+        if not self._host.is_led(command.topic):
+            return False
+        log.info("relay.led_topic", topic=command.topic)
+        reason = "the sidecar of this pod leads the topic: publish through its API"
+        self.client.write(replies.error(command.request_id, ServerError.NOT_ALLOWED_ERROR, reason))
+        return True
 
     def _pay(self) -> None:
         """Send the broker what the relay owes it; the bytes before are whole frames."""
@@ -300,8 +334,13 @@ class RelayLink:
         self._deadline = self._heard_at + self._host.limits.connect_seconds
         self.client.other, self._broker.other = self._broker, self.client
         self._is_forwarding = True
-        self._broker.write(connect_to_broker(connect, token) + self._early)
-        self._early = b""
+        self._broker.write(connect_to_broker(connect, token))
+        early, self._early = self._early, []
+        try:
+            self._forward_parts(early)
+        except ProtocolError as error:
+            self._refuse(error)
+            return
         if not self._broker.is_write_paused:
             self.client.resume_reading()
 

@@ -15,6 +15,7 @@ from onewriter._errors import ConfigurationError, Unavailable
 from onewriter.sidecar.metrics import Metrics
 from onewriter.sidecar.relay.link import CLOSE_SECONDS, SILENT, LinkLimits, RelayEnd, RelayLink
 from onewriter_core.errors import ProtocolError
+from onewriter_core.ids import InvalidTopicName, TopicName
 
 HOSTS = ("127.0.0.1", "::1")
 """Only processes of the pod reach these. The relay adds the pod's token to each connection."""
@@ -48,7 +49,10 @@ Spawn = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
 
 
 class Relay:
-    """Stock clients' way to the brokers of a service URL. Use ``running``. Implements Host for its links."""
+    """Stock clients' way to the brokers of a service URL. Use ``running``. Implements Host for its links.
+
+    ``led_topic``: the topic that the sidecar leads itself. Clients of the relay get no producer of it.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Relay:
         spawn: Spawn,
         metrics: Metrics,
         *,
+        led_topic: str = "",
         limits: LinkLimits | None = None,
         connections_max: int = CONNECTIONS_MAX,
         now: Callable[[], float] = time.monotonic,
@@ -68,6 +73,7 @@ class Relay:
         self._options = options
         self._spawn = spawn
         self._metrics = metrics
+        self._led_topic = _topic_of(led_topic) if led_topic else None
         self._connections_max = connections_max
         self._links: dict[RelayLink, None] = {}
         self._brokers: dict[Address, None] = {}
@@ -137,6 +143,13 @@ class Relay:
         self._brokers[key] = None
         if len(self._brokers) > BROKERS_MAX:
             del self._brokers[next(iter(self._brokers))]
+
+    @property
+    def leads(self) -> bool:
+        return self._led_topic is not None
+
+    def is_led(self, topic: str) -> bool:
+        return self._led_topic is not None and _topic_of(topic) == self._led_topic
 
     def admits(self, link: RelayLink) -> bool:
         if len(self._links) >= self._connections_max:
@@ -208,3 +221,11 @@ class Relay:
         self._checked_at = now
         for link in list(self._links):
             link.check(now, was_frozen=was_frozen)
+
+
+def _topic_of(name: str) -> TopicName | None:
+    """The topic that a client names, for a partition the whole topic; None for a name that every broker refuses."""
+    try:
+        return TopicName.parse(name).base
+    except InvalidTopicName:
+        return None

@@ -64,8 +64,8 @@ class MemoryApi(KubernetesApi):
             return status(409, "exists") if self.object is not None else self.store(body)
         if self.object is None:
             return status(404, "not there", name="shard-0")
-        asked = body["metadata"]["resourceVersion"]
-        if asked != self.object["metadata"]["resourceVersion"]:
+        request = body["metadata"]["resourceVersion"]
+        if request != self.object["metadata"]["resourceVersion"]:
             return status(409, "changed")
         return self.store(body)
 
@@ -151,7 +151,7 @@ async def test_of_two_changes_of_one_record_in_one_write_one_succeeds(
     assert (await anchor.read(3)).record.owner == "a~1"
 
 
-async def test_another_buckets_change_costs_another_request_and_nothing_else(
+async def test_a_change_of_another_bucket_costs_only_another_request(
     api: MemoryApi, anchor: KubernetesAnchor
 ) -> None:
     other = KubernetesAnchor(api, "shard-0")
@@ -212,7 +212,7 @@ async def test_callers_that_share_a_request_share_its_failure(
 
 
 @pytest.mark.parametrize("code", [400, 422, 413])
-async def test_a_definite_no_is_said_in_the_servers_words(
+async def test_a_refusal_has_the_message_of_the_server(
     api: MemoryApi, anchor: KubernetesAnchor, code: int
 ) -> None:
     await anchor.compare_and_set(0, 0, RECORD)
@@ -259,7 +259,7 @@ async def test_a_change_that_was_given_up_is_never_made(
     assert (await anchor.read(2)).version == 0
 
 
-async def test_others_go_on_when_whoever_wrote_for_them_is_cancelled(
+async def test_other_writers_continue_when_the_caller_that_wrote_for_them_is_cancelled(
     api: MemoryApi, anchor: KubernetesAnchor
 ) -> None:
     await anchor.compare_and_set(0, 0, RECORD)

@@ -58,13 +58,13 @@ class Reviewer(KubernetesApi):
     def __init__(self) -> None:
         super().__init__(ApiServer("http://nowhere", Path(), Path(), "shop"))
         self.status: object = GOOD
-        self.asked: list[Mapping[str, Any]] = []
+        self.requests: list[Mapping[str, Any]] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
         assert body is not None
-        self.asked.append(body["spec"])
+        self.requests.append(body["spec"])
         await self.gate.wait()
         if isinstance(self.status, Exception):
             raise self.status
@@ -89,7 +89,7 @@ async def test_the_broker_asks_for_its_own_audience(reviewer: Reviewer) -> None:
     identity = proof.identity
     assert identity == Identity(SUBJECT, "u1")
     assert (identity.pod, identity.node) == ("p1", "n1")
-    assert reviewer.asked == [{"token": ABC.decode(), "audiences": ["onewriter"]}]
+    assert reviewer.requests == [{"token": ABC.decode(), "audiences": ["onewriter"]}]
     assert proof.expires_at is None, "a token that names no end has none"
 
 
@@ -155,16 +155,16 @@ async def test_a_client_without_a_token_is_anonymous_or_refused(reviewer: Review
         await judge(reviewer).authenticate("none", b"")
     with pytest.raises(Refused):
         await judge(reviewer).authenticate("token", b"x" * 20_000)
-    assert reviewer.asked == []
+    assert reviewer.requests == []
 
 
 async def test_answers_are_remembered_up_to_a_bound(reviewer: Reviewer) -> None:
     authenticator = judge(reviewer, limits=ReviewLimits(answers_max=3))
     for name in "abcada":  # d: b was unused for the longest
         await authenticator.authenticate("token", made(name))
-    assert [each["token"].encode() for each in reviewer.asked] == [made(name) for name in "abcd"]
+    assert [each["token"].encode() for each in reviewer.requests] == [made(name) for name in "abcd"]
     await authenticator.authenticate("token", made("b"))
-    assert len(reviewer.asked) == 5
+    assert len(reviewer.requests) == 5
 
 
 async def test_reviews_under_way_are_bounded(reviewer: Reviewer) -> None:
@@ -212,7 +212,7 @@ async def test_tokens_of_both_kinds_are_taken_side_by_side(reviewer: Reviewer) -
     either = EitherAuthenticator(static, judge(reviewer))
     person = jwt.encode({"sub": "person"}, secret, algorithm="HS256").encode()
     assert (await either.authenticate("token", person)).identity == Identity("person")
-    assert reviewer.asked == []
+    assert reviewer.requests == []
     assert (await either.authenticate("token", ABC)).identity.pod_uid == "u1"
     reviewer.status = changed(authenticated=False)
     with pytest.raises(Refused, match="API server"):
@@ -284,7 +284,7 @@ async def test_tokens_that_cannot_be_valid_cost_no_review(reviewer: Reviewer, to
     with pytest.raises(Refused) as found:
         await authenticator.authenticate("token", token)
     assert token.decode(errors="replace") not in found.value.message
-    assert reviewer.asked == []
+    assert reviewer.requests == []
 
 
 @pytest.mark.parametrize(
@@ -302,11 +302,11 @@ async def test_where_the_clusters_keys_are_known_more_costs_no_review(token: byt
     cluster, authenticator = await knowing()
     with pytest.raises(Refused):
         await authenticator.authenticate("token", token)
-    assert cluster.asked == []
+    assert cluster.requests == []
     await authenticator.authenticate("token", signed("x", exp=1_001))
     await authenticator.authenticate("token", signed("x", iss="https://former-issuer"))
     await authenticator.authenticate("token", made("x", kid="new"))
-    assert len(cluster.asked) == 3, "a key may be newer than those that are known"
+    assert len(cluster.requests) == 3, "a key may be newer than those that are known"
 
 
 async def test_made_up_tokens_push_no_good_answer_out(reviewer: Reviewer) -> None:
@@ -318,9 +318,9 @@ async def test_made_up_tokens_push_no_good_answer_out(reviewer: Reviewer) -> Non
     for number in range(20):
         with pytest.raises(Refused):
             await authenticator.authenticate("token", made(str(number)))
-    assert len(reviewer.asked) == 21
+    assert len(reviewer.requests) == 21
     assert (await authenticator.authenticate("token", ABC)).identity.pod_uid == "u1"
-    assert len(reviewer.asked) == 21
+    assert len(reviewer.requests) == 21
     assert len(authenticator._refusals) == 3
 
 
@@ -349,7 +349,7 @@ async def test_an_address_that_makes_tokens_up_costs_few_reviews_and_harms_no_ot
     cluster.status = changed(authenticated=False)
     most = LIMITS.refused_per_address_max
     assert await refusals(authenticator, "10.0.0.1", 5 * most) == most
-    assert len(cluster.asked) == most
+    assert len(cluster.requests) == most
     assert await refusals(authenticator, "10.0.0.2", 1) == 1
     cluster.status = GOOD
     PEER.set("10.0.0.1")
@@ -419,6 +419,6 @@ async def test_a_token_that_its_issuer_refuses_is_not_passed_on(reviewer: Review
     ):
         with pytest.raises(Refused):
             await either.authenticate("token", token)
-    assert reviewer.asked == []
+    assert reviewer.requests == []
     assert (await either.authenticate("token", ABC)).identity.subject == SUBJECT
-    assert len(reviewer.asked) == 1
+    assert len(reviewer.requests) == 1

@@ -154,7 +154,7 @@ def test_a_subject_is_a_line_of_text(subject: Any) -> None:
     refusal(handmade({"alg": "HS256"}, json.dumps({"sub": subject}).encode()))
 
 
-def test_a_token_without_a_subject_names_nobody() -> None:
+def test_a_token_without_a_subject_has_no_identity() -> None:
     refusal(handmade({"alg": "HS256"}, b"{}"))
 
 
@@ -320,7 +320,7 @@ def test_a_text_secret_that_looks_like_base64_is_still_itself(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "at least 32 bytes"),
         (b"short", "at least 32 bytes"),
@@ -329,16 +329,16 @@ def test_a_text_secret_that_looks_like_base64_is_still_itself(tmp_path: Path) ->
         (bytes(KEY_FILE_BYTES_MAX + 1), "larger than"),
     ],
 )
-def test_an_invalid_secret_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+def test_an_invalid_secret_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "secret.key"
     file.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=said) as caught:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         load_keys([file])
     assert str(caught.value).startswith(f"{file}: ")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"not a key", "not a public key in PEM"),
         (private_pem(curve_key()), "not a public key in PEM"),
@@ -347,10 +347,10 @@ def test_an_invalid_secret_file_is_named(tmp_path: Path, content: bytes, said: s
         (public_pem(ed25519.Ed25519PrivateKey.generate()), "RSA or P-256"),
     ],
 )
-def test_an_invalid_public_key_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+def test_an_invalid_public_key_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "public.pem"
     file.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=said) as caught:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         load_keys(public_key_files=[file])
     assert str(caught.value).startswith(f"{file}: ")
 

@@ -46,7 +46,7 @@ def answered(
 
 
 @pytest.mark.parametrize("command", [producer(), SUBSCRIBE, LISTING])
-def test_a_broker_that_was_told_nothing_sends_away(command: Command) -> None:
+def test_a_broker_without_declarations_refuses_clients(command: Command) -> None:
     answer = answered(command, has_declarations=False)
     assert isinstance(answer, pb.CommandError)
     assert (answer.request_id, ServerError(answer.error)) == (7, ServerError.SERVICE_NOT_READY)

@@ -34,12 +34,12 @@ class Registry:
 
     def __init__(self, **topics: Any) -> None:
         self.desired = DesiredState()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.loaded = self
         self._topics = {str(ORDERS): topics.get("orders")}
 
     def get(self, name: str) -> Any:
-        self.asked.append(name)
+        self.requests.append(name)
         return self._topics.get(name)
 
 
@@ -51,7 +51,7 @@ def test_topics_without_a_deadline_are_not_even_looked_up() -> None:
     registry = Registry()
     registry.desired = DesiredState((declared(0),))
     deadlines(registry).check(100.0)
-    assert registry.asked == []
+    assert registry.requests == []
 
 
 def test_a_changed_manifest_is_followed() -> None:
@@ -60,10 +60,10 @@ def test_a_changed_manifest_is_followed() -> None:
     checker.check(100.0)
     registry.desired = DesiredState((declared(DEADLINE_SECONDS),))
     checker.check(101.0)
-    assert registry.asked == [str(ORDERS)]
+    assert registry.requests == [str(ORDERS)]
     registry.desired = DesiredState()
     checker.check(102.0)
-    assert len(registry.asked) == 1
+    assert len(registry.requests) == 1
 
 
 async def test_a_holder_that_does_not_publish_is_closed_and_the_next_one_granted() -> None:
@@ -73,8 +73,7 @@ async def test_a_holder_that_does_not_publish_is_closed_and_the_next_one_granted
         registry = Registry(orders=topic)
         registry.desired = DesiredState((declared(DEADLINE_SECONDS),))
         checker = deadlines(registry)
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         _, next_told = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
         checker.check(100.0)
         world.send(holder, 0)
@@ -94,8 +93,7 @@ async def test_waiters_and_shared_producers_have_no_deadline() -> None:
         registry = Registry(orders=topic)
         registry.desired = DesiredState((declared(DEADLINE_SECONDS),))
         checker = deadlines(registry)
-        _, shared = world.ask(runner, AccessMode.SHARED)
-        await until(lambda: shared.ready)
+        _, shared = await world.granted(runner, AccessMode.SHARED)
         _, waiter = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
         for now in (100.0, 200.0):
             checker.check(now)

@@ -22,9 +22,9 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as peer,
     ):
-        mine, _ = server.accept()
-        with mine:
-            yield mine, peer
+        own, _ = server.accept()
+        with own:
+            yield own, peer
 
 
 async def settle() -> None:
@@ -33,10 +33,10 @@ async def settle() -> None:
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-async def test_a_peer_that_closes_is_noticed_behind_what_it_sent(is_reset: bool) -> None:
+async def test_the_end_of_a_peer_is_detected_after_its_data(is_reset: bool) -> None:
     hang_ups, gone = HangUps(), asyncio.Event()
-    with connection() as (mine, peer):
-        hang_ups.watch(mine.fileno(), gone.set)
+    with connection() as (own, peer):
+        hang_ups.watch(own.fileno(), gone.set)
         peer.sendall(bytes(100_000))
         await settle()
         assert not gone.is_set(), "bytes to be read are no end"
@@ -45,7 +45,7 @@ async def test_a_peer_that_closes_is_noticed_behind_what_it_sent(is_reset: bool)
         peer.close()
         async with asyncio.timeout(60):
             await gone.wait()
-        hang_ups.forget(mine.fileno())
+        hang_ups.forget(own.fileno())
 
 
 async def test_a_hang_up_is_reported_once_and_never_after_forget() -> None:
@@ -67,12 +67,12 @@ async def test_a_hang_up_is_reported_once_and_never_after_forget() -> None:
 async def test_a_connection_is_watched_again_each_time_that_it_is_not_read() -> None:
     hang_ups = HangUps()
     reported: list[int] = []
-    with connection() as (mine, peer):
+    with connection() as (own, peer):
         for number in range(3):
-            hang_ups.watch(mine.fileno(), lambda number=number: reported.append(number))  # type: ignore[misc]
-            hang_ups.forget(mine.fileno())
-        hang_ups.watch(mine.fileno(), lambda: reported.append(3))
+            hang_ups.watch(own.fileno(), lambda number=number: reported.append(number))  # type: ignore[misc]
+            hang_ups.forget(own.fileno())
+        hang_ups.watch(own.fileno(), lambda: reported.append(3))
         peer.close()
         await settle()
         assert reported == [3]
-        hang_ups.forget(mine.fileno())
+        hang_ups.forget(own.fileno())

@@ -12,11 +12,14 @@ import pytest
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.connection.lookups import (
-    HINDERED_WAIT_SECONDS,
     NO_OWNER,
+    Lookups,
+)
+from onewriter_broker.ownership.owner_waits import (
+    HINDERED_WAIT_SECONDS,
     OWNER_POLL_SECONDS,
     OWNER_WAIT_SECONDS,
-    Lookups,
+    OwnerWaits,
 )
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_plain, over_tls
@@ -60,6 +63,7 @@ class World:
         self.answers: list[bytes] = []
         topics = SimpleNamespace(
             ownership=self.ownership,
+            owner_waits=OwnerWaits(self.ownership),
             desired=DesiredState(),
             bucket_of=lambda _name: 3,
             partitions_of=self._partitions_of,
@@ -88,6 +92,19 @@ class World:
     def answer(self) -> object:
         ((frame, _),) = FrameReader().feed(self.answers.pop())
         return decode_command(bytes(frame))
+
+
+async def test_a_known_owner_is_named_without_waiting() -> None:
+    world = World()
+    command = pb.CommandLookup(topic="t", request_id=7)
+    assert not world.lookups.answer_now(command, world.answers.append)
+    assert world.answers == []
+    world.ownership.owner = Addresses("pulsar://there:6650", "")
+    assert world.lookups.answer_now(command, world.answers.append)
+    (answer,) = world.answers
+    found = decode_command(answer[8:])
+    assert isinstance(found, pb.CommandLookupResponse)
+    assert (found.request_id, found.broker_service_url) == (7, "pulsar://there:6650")
 
 
 async def test_the_owner_is_named_as_soon_as_there_is_one() -> None:
@@ -121,7 +138,7 @@ async def test_a_look_up_that_waited_in_vain_may_be_repeated_on_the_same_connect
     assert seconds == pytest.approx(OWNER_WAIT_SECONDS, abs=2 * OWNER_POLL_SECONDS)
 
 
-async def test_a_look_up_does_not_wait_long_for_what_is_known_not_to_come() -> None:
+async def test_a_look_up_does_not_wait_for_an_absent_broker() -> None:
     world = World()
     world.ownership.reason = "the store holds nothing of bucket 3"
     answer, seconds = await world.look_up()
@@ -130,7 +147,7 @@ async def test_a_look_up_does_not_wait_long_for_what_is_known_not_to_come() -> N
     assert seconds == pytest.approx(HINDERED_WAIT_SECONDS, abs=2 * OWNER_POLL_SECONDS)
 
 
-async def test_a_listener_that_does_not_exist_is_refused_in_the_words_that_clients_know() -> None:
+async def test_an_unknown_listener_is_refused_with_the_message_of_pulsar() -> None:
     world = World()
     world.ownership.owner = HERE
     command = pb.CommandLookup(topic=TOPIC, request_id=7, advertised_listener_name="test")
@@ -145,7 +162,7 @@ async def test_a_listener_that_does_not_exist_is_refused_in_the_words_that_clien
     ("buckets", "code", "stays"),
     [({3: "held"}, ServerError.METADATA_ERROR, True), ({}, ServerError.SERVICE_NOT_READY, False)],
 )
-async def test_partitions_that_cannot_be_read_are_asked_for_again(
+async def test_unreadable_partitions_are_requested_again(
     buckets: dict[int, str], code: ServerError, *, stays: bool
 ) -> None:
     """On the same connection, unless nothing is served here: then perhaps somewhere else."""

@@ -31,12 +31,12 @@ from onewriter_core.property_names import PRIORITY_PROPERTY
         ({}, -(2**63), None, True),
     ],
 )
-def test_the_wire_field_wins_and_what_is_no_priority_is_noted(
+def test_the_wire_field_wins_and_an_invalid_priority_is_logged(
     properties: dict[str, str], wire: int | None, value: int | None, is_noted: bool
 ) -> None:
-    asked = parse_priority(properties, wire)
-    assert asked.value == value
-    assert (asked.note is not None) == is_noted
+    request = parse_priority(properties, wire)
+    assert request.value == value
+    assert (request.note is not None) == is_noted
 
 
 @given(text=st.text(), wire=st.none() | st.integers())

@@ -30,10 +30,10 @@ class Judge:
 
     def __init__(self) -> None:
         self.says: Authenticated | Exception = Authenticated(POD)
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
 
     async def authenticate(self, method: str, data: bytes) -> Authenticated:
-        self.asked.append(data)
+        self.requests.append(data)
         if isinstance(self.says, Exception):
             raise self.says
         return self.says
@@ -77,7 +77,7 @@ class World:
             settings=Settings(),
             topics=cast("Any", SimpleNamespace(desired=DesiredState(), loaded={})),
             ownerships=cast("Any", SimpleNamespace()),
-            appender=cast("Any", SimpleNamespace(gathered=None, prove=None)),
+            appender=cast("Any", SimpleNamespace(append_soon=None, prove=None)),
             authenticator=self.judge,
             addresses=cast("Any", SimpleNamespace()),
             incarnation="broker-0~one",
@@ -122,7 +122,7 @@ class World:
     @property
     def asks_in(self) -> float | None:
         """In how many seconds the connection is asked again, or closed."""
-        timer = self.link._expiry
+        timer = self.link._challenge_timer
         return None if timer is None else timer.when() - asyncio.get_running_loop().time()
 
 
@@ -142,28 +142,30 @@ async def test_a_confirmed_identity_may_do_everything_again() -> None:
     world = World()
     world.judge.says = Authenticated(POD, in_seconds(600), in_seconds(20), may_only_resume=True)
     await world.connect()
-    world.link._ask_again(in_seconds(600))
+    world.link._challenge(in_seconds(600))
     await asyncio.sleep(0)
     assert world.said(pb.CommandAuthChallenge)
     world.judge.says = Authenticated(POD, in_seconds(600))
     await world.renew()
     assert not world.link.may_only_resume
     assert world.asks_in == pytest.approx(600 - listener.CHALLENGE_SECONDS_MAX, abs=10)
-    assert world.judge.asked == [b"first", b"second"]
+    assert world.judge.requests == [b"first", b"second"]
 
 
-async def test_while_nobody_can_judge_it_the_connection_goes_on_until_its_token_expires() -> None:
+async def test_without_a_working_authenticator_a_connection_continues_until_its_token_expires() -> (
+    None
+):
     world = World()
     world.judge.says = Authenticated(POD, in_seconds(100))
     await world.connect()
     world.pass_seconds(50)
-    world.link._ask_again(in_seconds(100))
+    world.link._challenge(in_seconds(100))
     world.judge.says = Unavailable("the API server is away")
     for _ in range(2):
         await world.renew()
         assert world.asks_in == pytest.approx(listener.RETRY_SECONDS, abs=10)
         world.pass_seconds(listener.RETRY_SECONDS)
-        world.link._ask_again(in_seconds(100))
+        world.link._challenge(in_seconds(100))
     await world.receive(world.client.encode(pb.CommandPing()))
     assert world.said(pb.CommandPong)
     assert not world.pipe.is_closed
@@ -171,15 +173,15 @@ async def test_while_nobody_can_judge_it_the_connection_goes_on_until_its_token_
     await world.renew()
     assert world.asks_in == pytest.approx(10, abs=2), "that is when the token ends"
     world.pass_seconds(10)
-    world.link._ask_again(in_seconds(100))
+    world.link._challenge(in_seconds(100))
     assert world.pipe.is_closed
 
 
-async def test_a_token_without_an_end_ends_no_connection_that_nobody_can_judge() -> None:
+async def test_a_token_without_expiry_ends_no_connection_while_the_api_server_is_away() -> None:
     world = World()
     world.judge.says = Authenticated(POD, None, in_seconds(20))
     await world.connect()
-    world.link._ask_again(None)
+    world.link._challenge(None)
     world.judge.says = Unavailable("the API server is away")
     await world.renew()
     assert world.asks_in == pytest.approx(listener.RETRY_SECONDS, abs=10)
@@ -202,7 +204,7 @@ async def test_another_or_refused_identity_ends_the_connection(
 ) -> None:
     world = World()
     await world.connect()
-    world.link._ask_again(None)
+    world.link._challenge(None)
     world.judge.says = answer
     await world.renew()
     assert world.pipe.is_closed
@@ -214,10 +216,10 @@ async def test_a_client_that_cannot_renew_is_closed_when_its_token_ends_and_not_
     peer = world.link._wire.peer
     assert peer is not None
     peer.feature_flags.supports_auth_refresh = False
-    world.link._ask_again(in_seconds(300))
+    world.link._challenge(in_seconds(300))
     assert not world.pipe.is_closed
     assert world.asks_in == pytest.approx(300, abs=10)
-    world.link._ask_again(in_seconds(0))
+    world.link._challenge(in_seconds(0))
     assert world.pipe.is_closed
 
 
@@ -237,7 +239,7 @@ async def test_a_client_that_shows_the_same_token_is_asked_again_until_it_expire
     while world.asks_in is not None and world.wall_ms < NOW_MS + 100_000 and len(waits) < 20:
         waits.append(world.asks_in)
         world.pass_seconds(world.asks_in + 0.001)
-        world.link._ask_again(in_seconds(100))
+        world.link._challenge(in_seconds(100))
         if world.pipe.is_closed:
             break
         await asyncio.sleep(0)
@@ -266,5 +268,5 @@ async def test_a_client_that_does_not_answer_the_challenge_is_served_until_its_t
     world.judge.says = Authenticated(POD, in_seconds(600))
     await world.connect()
     world.pass_seconds(540)
-    world.link._ask_again(in_seconds(600))
+    world.link._challenge(in_seconds(600))
     assert world.asks_in == pytest.approx(60, abs=1)

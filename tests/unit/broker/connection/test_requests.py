@@ -55,7 +55,7 @@ class Line:
 
     async def wait_for_space(self) -> None: ...
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.resumed += 1
 
 
@@ -109,8 +109,8 @@ async def test_beyond_a_subject_s_quota_none_of_its_connections_begins_another()
     in_flight = RequestsInFlight(QuotaBook({Quota.REQUESTS_PER_SUBJECT: 4}))
     lines = [Line(), Line()]
     first, second = (Requests(line, in_flight, "subject a") for line in lines)
-    theirs = Line()
-    other = Requests(theirs, in_flight, "subject b")
+    others = Line()
+    other = Requests(others, in_flight, "subject b")
 
     async def answer() -> None: ...
 
@@ -130,10 +130,10 @@ async def test_beyond_a_subject_s_quota_none_of_its_connections_begins_another()
     await lines[0].work[2]
     await lines[1].work[0]
     assert in_flight.most() == 1, "of the other subject"
-    await theirs.work[0]
+    await others.work[0]
 
 
-async def test_a_connection_that_is_lost_is_not_told_of_room() -> None:
+async def test_a_lost_connection_is_not_notified_of_free_space() -> None:
     in_flight = RequestsInFlight(QuotaBook({Quota.REQUESTS_PER_SUBJECT: 1}))
     lines = [Line(), Line()]
     first, second = (Requests(line, in_flight, "subject a") for line in lines)

@@ -24,7 +24,7 @@ class Loop:
 
 
 class Worker:
-    """A connection that has so many steps of work, each of half an iteration."""
+    """A connection with ``steps`` steps of work; each takes half of a tick's time."""
 
     def __init__(self, loop: Loop, steps: int, log: list[str], name: str) -> None:
         self._loop = loop
@@ -40,7 +40,7 @@ class Worker:
             self._loop.rounds.wait(self)
 
 
-def test_waiting_connections_take_turns_within_each_iteration() -> None:
+def test_waiting_connections_share_each_tick() -> None:
     loop, log = Loop(), list[str]()
     for name, steps in (("a", 3), ("b", 1), ("c", 2)):
         loop.rounds.wait(Worker(loop, steps, log, name))

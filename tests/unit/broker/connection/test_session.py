@@ -77,7 +77,7 @@ def connected(clock: Clock) -> tuple[Clients, ClientProtocol, Pipe, OneProducer]
         settings=Settings(),
         topics=SimpleNamespace(desired=DesiredState(), loaded={}),  # type: ignore[arg-type]
         ownerships=SimpleNamespace(),  # type: ignore[arg-type]
-        appender=SimpleNamespace(),  # type: ignore[arg-type]
+        appender=SimpleNamespace(),
         authenticator=SimpleNamespace(),
         addresses=SimpleNamespace(),  # type: ignore[arg-type]
         incarnation="broker-0~one",
@@ -142,7 +142,31 @@ async def test_a_holder_that_is_not_read_is_pinged_and_never_silent() -> None:
     assert not pipe.aborted
 
 
-async def test_a_lost_connection_leaves_no_pending_bytes_behind() -> None:
+async def test_a_holder_whose_topic_was_loaded_slowly_is_pinged_before_it_counts_as_silent() -> (
+    None
+):
+    clock = Clock()
+    clients, link, _pipe, session = connected(clock)
+    link.detection = None  # no producer depends on the connection yet
+    pass_time(clients, clock, 10.0)
+    link.detection = Detection(1.0, 2.5)
+    pass_time(clients, clock, 0.25)
+    link.last_inbound = clock.seconds  # it answers the ping at once
+    pass_time(clients, clock, 1.0)
+    assert "silent" not in session.received
+
+
+async def test_a_holder_whose_topic_was_loaded_slowly_and_that_answers_no_ping_is_silent() -> None:
+    clock = Clock()
+    clients, link, _pipe, session = connected(clock)
+    link.detection = None
+    pass_time(clients, clock, 10.0)
+    link.detection = Detection(1.0, 2.5)
+    pass_time(clients, clock, 2.5)
+    assert "silent" in session.received
+
+
+async def test_a_lost_connection_leaves_no_pending_bytes() -> None:
     clients, link, _, session = connected(Clock())
     link.pending_changed(1_000)
     session.unanswered = 400

@@ -54,7 +54,7 @@ def entries(positions: Iterable[Position]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
-async def test_the_view_comes_first_and_the_log_behind_it(
+async def test_readers_get_the_view_first_and_then_the_log(
     topic: World, kind: SubscriptionType
 ) -> None:
     await publish(topic, *(keyed(key) for key in "abcabca"))
@@ -76,7 +76,7 @@ async def test_the_view_comes_first_and_the_log_behind_it(
 async def test_entries_trimmed_from_the_log_are_read_from_the_view(topic: World) -> None:
     await publish(topic, *(keyed(key) for key in "abcd"))
     await compacted(topic)
-    topic.log._given_up_before = Position(5, 4)  # retention is about to cut there
+    topic.log._maybe_trimmed_before = Position(5, 4)  # retention is about to cut there
     socket = Socket()
     await topic.subscribe(socket, read_compacted=True)
     assert entries(socket.take()) == [1, 2, 3, 4]

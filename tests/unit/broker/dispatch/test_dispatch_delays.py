@@ -29,114 +29,114 @@ def entry(deliver_at_ms: int = 0, *, content: bytes = b"x", checksum: bool = Tru
     return build_entry(metadata, content, checksum=checksum)
 
 
-async def later(there: World, seconds: float) -> None:
-    """Time passes, on both clocks."""
-    there.wall_ms += round(seconds * 1000)
+async def later(setup: World, seconds: float) -> None:
+    """Advance both clocks."""
+    setup.wall_ms += round(seconds * 1000)
     await asyncio.sleep(seconds)
-    await there.settle()
+    await setup.settle()
 
 
 async def test_a_delayed_entry_comes_at_its_time_and_later_entries_before_it() -> None:
-    async with world() as there:
+    async with world() as setup:
         socket = Socket()
-        await there.subscribe(socket, kind=SHARED)
-        (slow,) = await there.publish(payload=entry(NOON_MS + 2_000))
-        (quick,) = await there.publish()
-        await there.settle()
+        await setup.subscribe(socket, kind=SHARED)
+        (slow,) = await setup.publish(payload=entry(NOON_MS + 2_000))
+        (quick,) = await setup.publish()
+        await setup.settle()
         assert socket.take() == [quick]
-        await later(there, 1.9)
+        await later(setup, 1.9)
         assert socket.take() == []
-        await later(there, 0.2)
+        await later(setup, 0.2)
         assert [(d.position, d.redelivery_count) for d in socket.delivered] == [(slow, 0)]
 
 
-async def test_several_come_in_the_order_of_their_times() -> None:
-    async with world() as there:
+async def test_delayed_entries_are_delivered_in_the_order_of_their_times() -> None:
+    async with world() as setup:
         socket = Socket()
-        await there.subscribe(socket, kind=SHARED)
+        await setup.subscribe(socket, kind=SHARED)
         positions = [
-            (await there.publish(payload=entry(NOON_MS + delay)))[0]
+            (await setup.publish(payload=entry(NOON_MS + delay)))[0]
             for delay in (3_000, 1_000, 2_000)
         ]
         seen: list[Position] = []
         for _ in range(3):
-            await later(there, 1.05)
+            await later(setup, 1.05)
             seen += socket.take()
         assert seen == [positions[1], positions[2], positions[0]]
 
 
 async def test_a_time_that_has_passed_delays_nothing() -> None:
-    async with world() as there:
+    async with world() as setup:
         socket = Socket()
-        await there.subscribe(socket, kind=SHARED)
-        positions = await there.publish(payload=entry(NOON_MS - 1))
-        await there.settle()
+        await setup.subscribe(socket, kind=SHARED)
+        positions = await setup.publish(payload=entry(NOON_MS - 1))
+        await setup.settle()
         assert socket.take() == positions
 
 
 @pytest.mark.parametrize("kind", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
 async def test_where_the_order_is_kept_nothing_waits(kind: SubscriptionType) -> None:
-    async with world() as there:
+    async with world() as setup:
         socket = Socket()
-        await there.subscribe(socket, kind=kind)
-        positions = await there.publish(payload=entry(NOON_MS + 60_000))
-        await there.settle()
+        await setup.subscribe(socket, kind=kind)
+        positions = await setup.publish(payload=entry(NOON_MS + 60_000))
+        await setup.settle()
         assert socket.take() == positions
 
 
 async def test_a_due_entry_that_is_given_back_is_redelivered_at_once() -> None:
-    async with world() as there:
+    async with world() as setup:
         socket = Socket()
-        handle = await there.subscribe(socket, kind=SHARED)
-        positions = await there.publish(payload=entry(NOON_MS + 1_000))
-        await later(there, 1.1)
+        handle = await setup.subscribe(socket, kind=SHARED)
+        positions = await setup.publish(payload=entry(NOON_MS + 1_000))
+        await later(setup, 1.1)
         assert socket.take() == positions
         handle.redeliver()
-        await there.settle()
+        await setup.settle()
         assert socket.take() == positions
         ack(handle, *positions)
-        assert there.subscriptions.stats(0.0)["audit"]["msgBacklog"] == 0
+        assert setup.subscriptions.stats(0.0)["audit"]["msgBacklog"] == 0
 
 
 async def test_the_next_broker_waits_for_the_same_moment() -> None:
-    async with world() as there:
+    async with world() as setup:
         first = Socket()
-        handle = await there.subscribe(first, kind=SHARED)
-        (slow,) = await there.publish(payload=entry(NOON_MS + 2_000))
-        (quick,) = await there.publish()
-        await there.settle()
+        handle = await setup.subscribe(first, kind=SHARED)
+        (slow,) = await setup.publish(payload=entry(NOON_MS + 2_000))
+        (quick,) = await setup.publish()
+        await setup.settle()
         ack(handle, quick)
-        await there.subscriptions.save()
-        await there.subscriptions.close("moving")
-        await there.reload()
+        await setup.subscriptions.save()
+        await setup.subscriptions.close("moving")
+        await setup.reload()
         socket = Socket()
-        await there.subscribe(socket, kind=SHARED)
+        await setup.subscribe(socket, kind=SHARED)
         assert socket.take() == []
-        assert there.subscriptions.stats(0.0)["audit"]["msgDelayed"] == 1
-        await later(there, 2.1)
+        assert setup.subscriptions.stats(0.0)["audit"]["msgDelayed"] == 1
+        await later(setup, 2.1)
         assert socket.take() == [slow]
 
 
-async def test_a_delayed_entry_that_was_skipped_does_not_come() -> None:
-    async with world() as there:
+async def test_a_skipped_delayed_entry_is_not_delivered() -> None:
+    async with world() as setup:
         socket = Socket()
-        await there.subscribe(socket, kind=SHARED)
-        await there.publish(payload=entry(NOON_MS + 1_000))
-        await there.settle()
-        await there.subscriptions.skip_all("audit")
-        await later(there, 1.1)
+        await setup.subscribe(socket, kind=SHARED)
+        await setup.publish(payload=entry(NOON_MS + 1_000))
+        await setup.settle()
+        await setup.subscriptions.skip_all("audit")
+        await later(setup, 1.1)
         assert socket.take() == []
 
 
 async def test_at_the_bound_nothing_further_is_read_until_some_are_due() -> None:
-    async with world(limits=Limits(delayed_max=2)) as there:
+    async with world(limits=Limits(delayed_max=2)) as setup:
         socket = Socket()
-        await there.subscribe(socket, kind=SHARED)
-        slow = [(await there.publish(payload=entry(NOON_MS + 1_000)))[0] for _ in range(3)]
-        (quick,) = await there.publish()
-        await there.settle()
+        await setup.subscribe(socket, kind=SHARED)
+        slow = [(await setup.publish(payload=entry(NOON_MS + 1_000)))[0] for _ in range(3)]
+        (quick,) = await setup.publish()
+        await setup.settle()
         assert socket.take() == []
-        await later(there, 1.1)
+        await later(setup, 1.1)
         assert sorted(socket.take()) == [*slow, quick]
 
 
@@ -145,7 +145,7 @@ async def test_at_the_bound_nothing_further_is_read_until_some_are_due() -> None
     ("deliver_at_ms", "content", "looks_delayed"),
     [(0, b"x", False), (NOON_MS, b"x", True), (0, b"\x98\x01" * 50, False)],
 )
-def test_only_the_metadata_is_looked_at(
+def test_only_the_metadata_is_examined(
     deliver_at_ms: int, content: bytes, looks_delayed: bool, checksum: bool
 ) -> None:
     plain = entry(content=b"\x98\x01")
@@ -162,13 +162,13 @@ def test_only_the_metadata_is_looked_at(
 @pytest.mark.parametrize(
     "damaged", [b"", b"\x0e\x01", b"\x0e\x01\0\0\0\0\xff\xff\xff\xff", b"\0\0"]
 )
-async def test_a_damaged_entry_is_delivered_as_it_is(damaged: bytes) -> None:
-    async with world() as there:
+async def test_a_damaged_entry_is_delivered_unchanged(damaged: bytes) -> None:
+    async with world() as setup:
         socket = Socket()
-        await there.subscribe(socket, kind=SHARED)
-        there.log.accept((NoSender(), Send(0, 0, 1), memoryview(damaged)))
-        await there.publish()
-        await there.settle()
-        await there.publish()
-        await there.settle()
+        await setup.subscribe(socket, kind=SHARED)
+        setup.log.accept((NoSender(), Send(0, 0, 1), memoryview(damaged)))
+        await setup.publish()
+        await setup.settle()
+        await setup.publish()
+        await setup.settle()
         assert len(socket.take()) == 3

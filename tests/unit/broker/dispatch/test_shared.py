@@ -16,7 +16,7 @@ SHARED = SubscriptionType.SHARED
 pytestmark = pytest.mark.looptime
 
 
-async def test_entries_are_dealt_out_in_turn_to_those_with_permits() -> None:
+async def test_entries_are_distributed_in_turn_to_consumers_with_permits() -> None:
     async with world(limits=Limits(turn_messages=2)) as w:
         anna, ben, idle = Socket(), Socket(), Socket()
         await w.subscribe(anna, kind=SHARED, consumer_id=1)
@@ -68,7 +68,7 @@ async def test_the_last_consumers_messages_wait_for_the_next_one() -> None:
         assert await w.publish() == ben.take()
 
 
-async def test_only_the_named_and_held_messages_come_again() -> None:
+async def test_only_the_named_and_held_messages_are_redelivered() -> None:
     async with world() as w:
         anna, ben = Socket(), Socket()
         first = await w.subscribe(anna, kind=SHARED)
@@ -177,7 +177,7 @@ async def test_cumulative_acknowledgement_is_refused() -> None:
         assert handle.consumer.unacknowledged == 2
 
 
-async def test_a_full_socket_passes_its_turn() -> None:
+async def test_a_consumer_with_a_full_socket_is_skipped() -> None:
     async with world(limits=Limits(turn_messages=1)) as w:
         anna, ben = Socket(space=2), Socket()
         slow = await w.subscribe(anna, kind=SHARED)

@@ -21,7 +21,7 @@ FAILOVER = SubscriptionType.FAILOVER
 pytestmark = pytest.mark.looptime
 
 
-async def test_a_consumer_gets_what_was_there_and_what_comes() -> None:
+async def test_a_consumer_gets_stored_and_new_messages() -> None:
     async with world() as w:
         stored = await w.publish(3)
         socket = Socket()
@@ -32,7 +32,7 @@ async def test_a_consumer_gets_what_was_there_and_what_comes() -> None:
         assert socket.take() == more, "the tail is delivered within the commit, without a task"
 
 
-async def test_a_new_subscription_begins_at_the_end_unless_told_otherwise() -> None:
+async def test_a_new_subscription_begins_at_the_end_by_default() -> None:
     async with world() as w:
         await w.publish(3)
         socket = Socket()
@@ -84,7 +84,7 @@ async def test_a_full_socket_stops_its_own_consumer_only() -> None:
         assert slow.take() == stored[2:4]
 
 
-async def test_many_subscriptions_take_turns() -> None:
+async def test_many_subscriptions_are_served_in_rounds() -> None:
     async with world(limits=Limits(delivery_bytes=1)) as w:
         first, second = Socket(), Socket()
         await w.publish(20)
@@ -158,7 +158,7 @@ async def test_a_subscription_that_is_being_deleted_is_not_brought_back_by_a_see
         assert "cursor:audit" not in await w.store.read_state(w.log.name)
 
 
-async def test_reading_goes_on_when_the_store_answers_again() -> None:
+async def test_reading_continues_when_the_store_answers_again() -> None:
     async with world(tail_bytes_max=1) as w:
         stored = await w.publish(30)
         w.store.faults.is_cut_off = True
@@ -228,7 +228,7 @@ async def test_a_second_exclusive_consumer_is_refused_and_so_is_another_type() -
         await w.subscribe(Socket(), kind=SubscriptionType.SHARED)
 
 
-async def test_failover_the_best_consumer_is_active_and_all_are_told() -> None:
+async def test_failover_the_best_consumer_is_active_and_all_are_notified() -> None:
     async with world() as w:
         ben, anna, chef = Socket(), Socket(), Socket()
         second = await w.subscribe(ben, kind=FAILOVER, consumer_id=2, consumer_name="ben")
@@ -261,7 +261,9 @@ async def test_failover_partitions_spread_over_consumers_of_equal_priority() -> 
         assert anna.active == [(1, True), (1, False)]
 
 
-async def test_redelivery_begins_behind_the_mark_delete_position_and_skips_what_was_acked() -> None:
+async def test_redelivery_begins_after_the_mark_delete_position_and_skips_acknowledged_entries() -> (
+    None
+):
     async with world() as w:
         socket = Socket()
         handle = await w.subscribe(socket)
@@ -330,7 +332,7 @@ async def test_a_client_that_names_no_epoch_gets_none() -> None:
         assert socket.delivered[0].epoch is None
 
 
-async def test_a_part_of_a_batch_comes_again_with_its_ack_set() -> None:
+async def test_a_part_of_a_batch_is_redelivered_with_its_ack_set() -> None:
     async with world() as w:
         socket = Socket()
         handle = await w.subscribe(socket)
@@ -367,7 +369,7 @@ async def test_cumulative_acknowledgement_inside_a_batch() -> None:
         ]
 
 
-async def test_a_receipt_comes_when_the_cursor_is_saved_and_not_before() -> None:
+async def test_a_receipt_is_sent_when_the_cursor_is_saved_and_not_before() -> None:
     async with world() as w:
         handle = await w.subscribe(Socket())
         stored = await w.publish(3)
@@ -439,7 +441,7 @@ async def test_a_durable_subscription_is_saved_before_it_is_granted() -> None:
         assert "cursor:audit" in await w.store.read_state(w.log.name)
 
 
-async def test_key_shared_is_refused_in_plain_words() -> None:
+async def test_key_shared_is_refused_with_a_message() -> None:
     command = pb.CommandSubscribe(
         topic="t",
         subscription="s",

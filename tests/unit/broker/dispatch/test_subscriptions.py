@@ -28,7 +28,7 @@ pytestmark = pytest.mark.looptime
         (MessageId(77, 0), 4),
     ],
 )
-async def test_a_reader_begins_where_it_says(start: MessageId, expected: int) -> None:
+async def test_a_reader_begins_at_the_requested_position(start: MessageId, expected: int) -> None:
     async with world() as w:
         stored = await w.publish(4)
         socket = Socket()
@@ -124,7 +124,7 @@ async def test_a_reader_keeps_its_sought_position_until_it_is_back() -> None:
         assert socket.take() == stored[3:]
 
 
-async def test_a_reader_that_does_not_come_back_after_a_seek_is_forgotten() -> None:
+async def test_a_reader_that_does_not_return_after_a_seek_is_forgotten() -> None:
     async with world() as w:
         reader = await w.subscribe(Socket(), "r", durable=False)
         await reader.seek(SeekToId(EARLIEST_ID), lambda: None)
@@ -198,7 +198,7 @@ async def test_the_last_message_id() -> None:
             assert await subscriptions.last_message_id() == MessageId(5, 4, batch_index=7)
 
 
-async def test_a_reader_at_the_end_stands_at_the_last_message_also_behind_markers() -> None:
+async def test_a_reader_at_the_end_is_at_the_last_message_also_after_markers() -> None:
     async with world() as w:
         await w.publish(2)
         await w.open(8)
@@ -207,7 +207,7 @@ async def test_a_reader_at_the_end_stands_at_the_last_message_also_behind_marker
         assert found.mark_delete.position == found.message_id.position == (5, 2)
 
 
-async def test_payloads_that_nobody_understands_are_messages_too() -> None:
+async def test_unreadable_payloads_are_messages_too() -> None:
     async with world() as w:
         socket = Socket()
         handle = await w.subscribe(socket)
@@ -251,7 +251,7 @@ async def test_a_cursor_is_restored_and_crosses_ledgers() -> None:
         assert again.subscription.cursor.mark_delete == more[0]
 
 
-async def test_a_cursor_behind_the_logs_end_is_set_back_and_a_broken_one_begins_anew() -> None:
+async def test_a_cursor_after_the_end_of_the_log_is_set_back_and_a_broken_one_restarts() -> None:
     async with world() as w:
         await w.publish(3)
         w.log._state = {
@@ -284,7 +284,7 @@ async def test_durable_subscriptions_begin_after_what_is_being_trimmed(how: str)
     async with world() as w:
         stored = await w.publish(10)
         await w.subscriptions.create("known", at=LATEST_ID)
-        w.log._given_up_before = Position(5, 4)
+        w.log._maybe_trimmed_before = Position(5, 4)
         socket = Socket()
         match how:
             case "subscribe":
@@ -307,7 +307,7 @@ async def test_durable_subscriptions_begin_after_what_is_being_trimmed(how: str)
 async def test_a_reader_that_holds_nothing_sees_what_is_still_there() -> None:
     async with world() as w:
         stored = await w.publish(10)
-        w.log._given_up_before = Position(5, 4)
+        w.log._maybe_trimmed_before = Position(5, 4)
         socket = Socket()
         await w.subscribe(socket, durable=False)
         await w.settle()
@@ -402,7 +402,7 @@ async def test_properties_are_kept_and_too_many_refused() -> None:
             await w.subscribe(Socket(), "")
 
 
-async def test_closing_saves_tells_everybody_and_takes_no_more() -> None:
+async def test_closing_saves_and_notifies_watchers_and_refuses_writes() -> None:
     async with world() as w:
         socket = Socket()
         handle = await w.subscribe(socket)
@@ -459,7 +459,7 @@ async def test_an_idle_topic_has_no_tasks() -> None:
         assert all(task.done() for task in w.started)
 
 
-async def test_entries_behind_empty_ledgers_are_found_without_asking_for_ever() -> None:
+async def test_entries_after_empty_ledgers_are_found_with_few_reads() -> None:
     async with world(tail_bytes_max=1) as w:
         for ledger in (7, 8, 11):
             await w.open(ledger)

@@ -37,7 +37,7 @@ async def two_ledgers(here: World) -> list[Position]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("durable", [True, False], ids=["subscription", "reader"])
-async def test_whoever_begins_at_the_earliest_position_gets_only_kept_entries(
+async def test_a_reader_from_the_earliest_position_gets_only_kept_entries(
     kind: SubscriptionType, *, durable: bool
 ) -> None:
     async with world() as here:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from tests.stamps import stamp_anew
+from tests.stamps import fence_once, stamp_anew
 
 from onewriter_broker.dispatch.api import Receipt, SubscribeOptions, SubscriptionType
 from onewriter_broker.dispatch.handle import ConsumerHandle
@@ -15,8 +15,6 @@ from onewriter_broker.dispatch.limits import Limits
 from onewriter_broker.dispatch.readers import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.store.api import Append, Binding, Fence, FencedLog, Marker, Outcome
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.entries import Entry, EntryRun, entries_of
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
@@ -25,6 +23,8 @@ from onewriter_core.ids import Identity, Position, TopicName
 from onewriter_core.wire.messages import build_batch, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Ack, MessageId, Send
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 NOON_MS = 1_700_000_000_000
 
@@ -145,7 +145,7 @@ class World:
         assert await stamp_anew(self.store, binding) is Outcome.DONE
         fenced = FencedLog(self.log.name, not self.log.exists, {}, {})
         fence = Fence(binding, ledger, (fenced,), {"what": "grant"})
-        assert await self.store.fence(fence) is Outcome.DONE
+        assert await fence_once(self.store, fence) is Outcome.DONE
         self.log.open(ledger, binding, 0.0)
         self.log._is_writable = True
         self.log.marker_committed(Marker(Position(ledger, 0), {}))

@@ -17,12 +17,12 @@ from onewriter_broker.http.metrics import BlockStreams
 from onewriter_broker.http.onewriter.blocks import STREAMS_MAX, BlockStream, one_more
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.log.store.api import Block
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.ranges import Range, is_gone
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.log_format import packed_stream
 from onewriter_core.log_format.field_names import TRIMMED
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 NOBODY_KNOWS: tuple[Position, ...] = ()
 ENDS = (Position(4, 100), Position(6, 3))
@@ -127,20 +127,20 @@ async def last_frame(history: TopicHistory, blocks: Range, **options: Any) -> tu
 async def test_a_log_that_moves_ends_its_streams(history: TopicHistory) -> None:
     blocks = Range(history.log, EARLIEST)
     history.log.close()
-    sent, said = await last_frame(history, blocks)
-    assert (sent, said["status"]) == ([], 503)
-    assert "moving to another broker" in said["message"]
+    sent, answer = await last_frame(history, blocks)
+    assert (sent, answer["status"]) == ([], 503)
+    assert "moving to another broker" in answer["message"]
 
 
-async def test_a_damaged_block_ends_the_stream_behind_those_in_front_and_is_named(
+async def test_a_damaged_block_ends_the_stream_after_the_blocks_before_it_and_is_named(
     server: FakeServer,
 ) -> None:
     history = await a_long_history(DamagedStore(server.resolve, buckets=BUCKETS))
     history.log.forget_tail()
-    sent, said = await last_frame(history, Range(history.log, EARLIEST))
+    sent, answer = await last_frame(history, Range(history.log, EARLIEST))
     assert sent == [2, 1, 1, 1, 2]
-    assert (said["status"], said["at"]) == (500, "6:1")
-    assert "6-1" in said["message"]
+    assert (answer["status"], answer["at"]) == (500, "6:1")
+    assert "6-1" in answer["message"]
 
 
 async def test_a_trim_ahead_of_a_stream_ends_it(server: FakeServer, history: TopicHistory) -> None:
@@ -148,8 +148,8 @@ async def test_a_trim_ahead_of_a_stream_ends_it(server: FakeServer, history: Top
     blocks = Range(history.log, Position(5, 3))
     del stored_in(server.primary).logs[TOPIC].blocks[:5]  # up to the marker of ledger 6
     history.log._state[TRIMMED] = "6-1"
-    sent, said = await last_frame(history, blocks)
-    assert (sent, said["status"], said["first"], said["trimmed"]) == ([], 410, "6:1", "6:1")
+    sent, answer = await last_frame(history, blocks)
+    assert (sent, answer["status"], answer["first"], answer["trimmed"]) == ([], 410, "6:1", "6:1")
 
 
 async def test_a_stream_whose_whole_rest_is_trimmed_does_not_end_as_if_it_were_whole(
@@ -159,8 +159,8 @@ async def test_a_stream_whose_whole_rest_is_trimmed_does_not_end_as_if_it_were_w
     blocks = Range(history.log, Position(5, 3), Position(5, 6))
     del stored_in(server.primary).logs[TOPIC].blocks[:5]
     history.log._state[TRIMMED] = "6-1"
-    sent, said = await last_frame(history, blocks)
-    assert (sent, said["status"], said["first"], said["trimmed"]) == ([], 410, "6:1", "6:1")
+    sent, answer = await last_frame(history, blocks)
+    assert (sent, answer["status"], answer["first"], answer["trimmed"]) == ([], 410, "6:1", "6:1")
 
 
 async def test_lost_entries_are_reported_differently_from_trimmed_ones(
@@ -168,19 +168,19 @@ async def test_lost_entries_are_reported_differently_from_trimmed_ones(
 ) -> None:
     history.log.forget_tail()
     del stored_in(server.primary).logs[TOPIC].blocks[2]
-    sent, said = await last_frame(history, Range(history.log, EARLIEST))
+    sent, answer = await last_frame(history, Range(history.log, EARLIEST))
     assert sent == []  # the hole lies in the first read
-    assert (said["status"], said["first"]) == (410, "5:5")
-    assert "trimmed" not in said
-    assert "not in the store any more" in said["message"]
+    assert (answer["status"], answer["first"]) == (410, "5:5")
+    assert "trimmed" not in answer
+    assert "not in the store any more" in answer["message"]
 
 
 async def test_a_stream_ends_with_its_readers_token(history: TopicHistory) -> None:
-    sent, said = await last_frame(history, Range(history.log, EARLIEST), expires_at=1.0)
-    assert (sent, said["status"]) == ([], 401)
+    sent, answer = await last_frame(history, Range(history.log, EARLIEST), expires_at=1.0)
+    assert (sent, answer["status"]) == ([], 401)
 
 
-def test_a_number_of_streams_is_let_in_and_no_more() -> None:
+def test_the_number_of_streams_is_limited() -> None:
     figures, inside = BlockStreams(), []
     for _ in range(STREAMS_MAX):
         inside.append(one_more(figures))
@@ -233,7 +233,7 @@ def test_missing_entries_are_reported_differently_from_ones_that_never_existed(
         ((4, 101), (5, 0), (4, 101), {5: (4, 150)}, True),  # though no cut is known to go that far
     ],
 )
-def test_the_ends_that_were_noted_at_a_cut_tell_who_had_read_it_all(
+def test_the_ledger_ends_recorded_at_a_cut_show_which_readers_were_complete(
     asked: tuple[int, int],
     first: tuple[int, int],
     trimmed: tuple[int, int],

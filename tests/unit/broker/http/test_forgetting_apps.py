@@ -75,7 +75,7 @@ async def asking_of(world: World) -> Asking:
     return Asking(world, topics, topic.runner.logs[0])
 
 
-async def test_of_a_forgotten_app_no_layout_comes_back() -> None:
+async def test_the_layout_of_a_forgotten_app_does_not_return() -> None:
     """Whoever begins anew begins with low versions, which old notes would say are over."""
     async with serving() as world:
         asking = await asking_of(world)
@@ -88,7 +88,7 @@ async def test_of_a_forgotten_app_no_layout_comes_back() -> None:
         assert await asking.note(0) == 2
 
 
-async def test_of_a_forgotten_app_nobody_is_the_owner() -> None:
+async def test_a_forgotten_app_has_no_owner() -> None:
     async with serving() as world:
         asking = await asking_of(world)
         state = stored_in(world.server.primary).states[asking.first.name]

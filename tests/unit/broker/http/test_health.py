@@ -1,8 +1,9 @@
-"""``/readyz``: a broker that can serve none of its buckets is not ready; one that serves some is."""
+"""``/readyz``: which brokers clients should connect to."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +12,10 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from onewriter_broker.http import health
+from onewriter_broker.http.health import ReadinessFacts, problems_of
 from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Site
+from onewriter_broker.ownership.store_access import StoreAccess
 
 
 def site(served: list[int], waiting: dict[int, str], unreadable: dict[int, str]) -> Site:
@@ -32,7 +35,7 @@ def site(served: list[int], waiting: dict[int, str], unreadable: dict[int, str])
             clients=SimpleNamespace(settings=SimpleNamespace(buckets=4)),
             is_ready=is_ready,
             desired=SimpleNamespace(is_known=True),
-            membership=SimpleNamespace(view=object),
+            store_access=SimpleNamespace(access=StoreAccess.REACHED, is_reached=True),
         ),
     )
 
@@ -72,3 +75,61 @@ async def test_readiness(
         found: dict[str, Any] = await answer.json()
         assert answer.status == status
         assert bool(found["problems"]) is (status == 503)
+        assert found["store"] == {"reachable": True, "access": "Reached"}
+
+
+SERVING = ReadinessFacts(
+    is_listening=True,
+    is_desired_known=True,
+    access=StoreAccess.REACHED,
+    owners=4,
+    serves=True,
+    waits=False,
+)
+STORE = "the store does not answer"
+WAITS = "every bucket that this broker should serve waits"
+
+
+@pytest.mark.parametrize(
+    ("access", "problem"),
+    [
+        (StoreAccess.NEVER, [STORE]),
+        (StoreAccess.REACHED, []),
+        (StoreAccess.RETURNED, []),
+        (StoreAccess.UNCERTAIN, []),
+        (StoreAccess.LOST_BY_ALL, []),
+        (StoreAccess.LOST_ALONE, [STORE]),
+    ],
+)
+def test_a_lost_store_counts_only_if_this_broker_lost_it_alone_or_never_reached_it(
+    access: StoreAccess, problem: list[str]
+) -> None:
+    assert problems_of(replace(SERVING, access=access)) == problem
+
+
+@pytest.mark.parametrize(
+    ("access", "problem"),
+    [
+        (StoreAccess.NEVER, [STORE]),
+        (StoreAccess.REACHED, [WAITS]),
+        (StoreAccess.RETURNED, []),
+        (StoreAccess.UNCERTAIN, []),
+        (StoreAccess.LOST_BY_ALL, []),
+        (StoreAccess.LOST_ALONE, [STORE, WAITS]),
+    ],
+)
+def test_buckets_that_all_wait_count_unless_they_wait_for_a_store_that_no_broker_reaches(
+    access: StoreAccess, problem: list[str]
+) -> None:
+    facts = replace(SERVING, access=access, serves=False, waits=True)
+    assert problems_of(facts) == problem
+
+
+@pytest.mark.parametrize("access", StoreAccess)
+@pytest.mark.parametrize(
+    "lacking", [{"is_listening": False}, {"is_desired_known": False}, {"owners": 0}], ids=str
+)
+def test_whatever_the_store_does_a_broker_needs_the_rest(
+    access: StoreAccess, lacking: dict[str, Any]
+) -> None:
+    assert problems_of(replace(SERVING, access=access, **lacking))

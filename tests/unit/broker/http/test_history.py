@@ -7,8 +7,8 @@ from tests.stamps import stamp_anew
 from onewriter_broker.http.onewriter import history
 from onewriter_broker.http.onewriter.history import READ_RECORDS, following, newest, shown
 from onewriter_broker.log.store.api import Binding
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 MINE, OTHER = "persistent://public/default/mine", "persistent://public/default/other"
 
@@ -58,7 +58,7 @@ async def test_a_busy_neighbour_does_not_hide_a_quiet_topic() -> None:
     assert epochs(page) == [0]
 
 
-async def test_a_reading_is_bounded_and_says_so() -> None:
+async def test_a_reading_is_limited_and_reports_that() -> None:
     store = await stream(MINE, *([OTHER] * 10))
     page = await newest(store, 0, MINE, 5, read_records=2, scanned_max=4)
     assert (epochs(page), page.is_cut) == ([], True)
@@ -74,7 +74,7 @@ async def test_following_from_the_last_id_gives_everything_once() -> None:
     assert found == [0, 2, 3, 5]
 
 
-async def test_the_gap_before_a_winner_could_write_is_told_with_its_grant() -> None:
+async def test_the_outage_before_a_grant_is_reported_with_it() -> None:
     store = await stream()
     replid = (await store.observe([0])).replid
     binding = Binding(0, replid, 1, "me", 1)

@@ -8,7 +8,7 @@ from onewriter_broker.distribution import Distribution
 from onewriter_broker.http.metrics import Metrics
 from onewriter_core.ids import Identity
 from onewriter_core.topic.effects import Record
-from onewriter_core.topic.model import Departure, Purpose, Tenure
+from onewriter_core.topic.model import Purpose, Tenure, TransitionCause
 
 
 def test_values_are_counted_up_to_each_border_and_above_the_last() -> None:
@@ -19,19 +19,19 @@ def test_values_are_counted_up_to_each_border_and_above_the_last() -> None:
     assert spread.total == 14.0
 
 
-def record(departure: Departure, purpose: Purpose = Purpose.GRANT, *, had_holder: bool) -> Record:
+def record(cause: TransitionCause, purpose: Purpose = Purpose.GRANT, *, had_holder: bool) -> Record:
     former = Tenure(1, "before", Identity()) if had_holder else None
-    return Record((-1,), purpose, 1, 2, 2, None, departure, 0.2, former)
+    return Record((-1,), purpose, 1, 2, 2, None, cause, 0.2, former)
 
 
 def test_an_epoch_counts_as_fenced_once_and_only_against_its_writers_will() -> None:
     metrics = Metrics(None, lambda: 0.0)  # type: ignore[arg-type]  # not asked for here
-    metrics.moved(record(Departure.NONE, had_holder=False))
-    metrics.moved(record(Departure.CLOSED, had_holder=True))
-    metrics.moved(record(Departure.SILENT, had_holder=True))
-    metrics.moved(record(Departure.FENCED, Purpose.DEPOSE, had_holder=True))
-    metrics.moved(record(Departure.FENCED, had_holder=False))  # the next one after that order
-    metrics.moved(record(Departure.MOVED, Purpose.RESUME, had_holder=True))
+    metrics.moved(record(TransitionCause.NONE, had_holder=False))
+    metrics.moved(record(TransitionCause.CLOSED, had_holder=True))
+    metrics.moved(record(TransitionCause.SILENT, had_holder=True))
+    metrics.moved(record(TransitionCause.FENCED, Purpose.DEPOSE, had_holder=True))
+    metrics.moved(record(TransitionCause.FENCED, had_holder=False))  # the next one after that order
+    metrics.moved(record(TransitionCause.MOVED, Purpose.RESUME, had_holder=True))
     assert metrics.fenced == {"Silent": 1, "FencedByAdministrator": 1}
 
 

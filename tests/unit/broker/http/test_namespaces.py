@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from onewriter_broker.auth.authorization import Authorization
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.namespaces import (
     POLICY_BYTES_MAX,
     Conflict,
@@ -19,6 +17,8 @@ from onewriter_core.api.manifests import DesiredState
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity, TopicName
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 INFO: dict[str, object] = {"adminRoles": [], "allowedClusters": ["standalone"]}
 
@@ -44,7 +44,7 @@ async def test_configured_namespaces_always_exist(server: FakeServer) -> None:
         await here.delete_tenant("public")
 
 
-async def test_a_star_stands_for_every_namespace(server: FakeServer) -> None:
+async def test_a_star_selects_every_namespace(server: FakeServer) -> None:
     everywhere = namespaces_of(server, "*")
     assert "any/thing" in everywhere
     assert everywhere.tenants() == ["public"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,10 +12,16 @@ from aiohttp import web
 from tests.cluster.pki import Authority
 
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.http.peers import ANSWER_BYTES_MAX, REASON_LENGTH_MAX, PeerRefused, Peers
+from onewriter_broker.http.peers import (
+    ANSWER_BYTES_MAX,
+    READINESS_BYTES_MAX,
+    REASON_LENGTH_MAX,
+    PeerRefused,
+    Peers,
+)
 from onewriter_broker.settings import Settings
-from onewriter_broker.testing.ports import free_ports
 from onewriter_core.errors import Unavailable
+from onewriter_testing.ports import free_ports
 
 CREDENTIALS = "Bearer secret"
 
@@ -124,7 +131,7 @@ async def test_a_certificate_that_proves_nothing_gets_no_request(
     assert other.at_tls == other.at_plain == []
 
 
-async def test_a_renewed_certificate_and_a_renewed_authority_count_at_once(
+async def test_a_renewed_certificate_and_a_renewed_authority_are_used_immediately(
     other: Other, tmp_path: Path
 ) -> None:
     peers = Peers(other.settings())
@@ -193,3 +200,63 @@ async def test_a_broker_without_tls_is_not_asked_over_plain(other: Other) -> Non
     with pytest.raises(Unavailable, match="did not answer"):
         await ask(other, Peers(settings))
     assert other.at_plain == []
+
+
+# ------------------------------------------------------------ whether another broker reaches the store
+
+
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("is_reached", [True, False])
+async def test_any_broker_reports_whether_it_reaches_the_store(
+    other: Other, status: int, is_reached: bool
+) -> None:
+    other.status, other.body = status, json.dumps({"store": {"reachable": is_reached}}).encode()
+    assert await Peers(other.settings()).reaches_store(other.addresses) is is_reached
+    (request,) = other.at_tls
+    assert (request.method, str(request.rel_url)) == ("GET", "/readyz")
+    assert "Authorization" not in request.headers
+    assert other.at_plain == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not JSON",
+        b"[]",
+        b'{"store": null}',
+        b'{"store": {"reachable": "yes"}}',
+        b'{"ready": true, "problems": [], "buckets": {}}',
+        b"[" * 100_000,
+        b'{"store": {"reachable": true}, "more": "' + b"x" * READINESS_BYTES_MAX + b'"}',
+    ],
+    ids=["nothing", "text", "list", "null", "word", "earlier version", "deep", "too long"],
+)
+async def test_an_answer_without_the_field_leaves_the_result_unknown(
+    other: Other, body: bytes
+) -> None:
+    other.status, other.body = 200, body
+    assert await Peers(other.settings()).reaches_store(other.addresses) is None
+
+
+async def test_a_broker_that_does_not_answer_is_unknown(other: Other, tmp_path: Path) -> None:
+    settings = other.settings()
+    assert (
+        await Peers(settings).reaches_store(Addresses("pulsar://127.0.0.1:1", "http://127.0.0.1:1"))
+        is None
+    )
+    await other.stop()
+    assert await Peers(settings).reaches_store(other.addresses) is None
+    missing = other.settings(tls_ca_file=tmp_path / "missing.crt")
+    assert await Peers(missing).reaches_store(other.addresses) is None
+
+
+async def test_a_broker_whose_certificate_is_not_trusted_is_unknown(
+    other: Other, tmp_path: Path
+) -> None:
+    other.status, other.body = 200, b'{"store": {"reachable": true}}'
+    unauthorized = Authority(tmp_path / "stranger").certificate
+    assert (
+        await Peers(other.settings(tls_ca_file=unauthorized)).reaches_store(other.addresses) is None
+    )
+    assert other.at_tls == other.at_plain == []

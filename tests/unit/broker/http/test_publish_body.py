@@ -82,8 +82,8 @@ PARTS = st.builds(
 def test_keys_from_staging_are_accepted_with_unknown_fields(
     parts: list[dict[str, Any]], epoch: int | None, more: object, indent: int | None
 ) -> None:
-    asked = {"more": more, "epoch": epoch, "parts": parts}
-    read = run(json.dumps(asked, indent=indent).encode())
+    requests = {"more": more, "epoch": epoch, "parts": parts}
+    read = run(json.dumps(requests, indent=indent).encode())
     assert read.epoch == epoch
     names = ("key", "rows", "bytes", "checksum")
     assert read.parts == [StagedPartRef(*(each[name] for name in names)) for each in parts]
@@ -171,14 +171,14 @@ def test_a_part_that_is_named_twice_is_refused() -> None:
         run(body([part(1), part(2), part(1)]))
 
 
-def test_there_are_so_many_parts_at_most() -> None:
+def test_the_number_of_parts_is_limited() -> None:
     assert len(run(body([part(number) for number in range(PARTS_MAX)])).parts) == PARTS_MAX
     with pytest.raises(Refusal, match="at most") as refused:
         run(body([part(number) for number in range(PARTS_MAX + 1)]))
     assert refused.value.status == 413
 
 
-async def test_others_have_their_turn_while_many_parts_are_looked_at() -> None:
+async def test_checking_many_parts_lets_other_tasks_run() -> None:
     with Others() as others:
         await read_body(body([part(number) for number in range(PARTS_MAX)]), PREFIX)
     assert others.ticks >= PARTS_MAX / PARTS_PER_TICK

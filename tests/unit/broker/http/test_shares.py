@@ -131,7 +131,7 @@ async def test_a_cancelled_waiting_request_leaves_no_state() -> None:
     assert (shares._total, shares._waiters) == (0, 0)
 
 
-async def test_a_refusal_says_what_and_when() -> None:
+async def test_a_refusal_contains_its_reason_and_time() -> None:
     shares = Shares(Capacity(places=1, each=1, kept=0, waiting=0), "watches", 60.0)
     async with shares.place("a", is_privileged=False):
         with pytest.raises(Refusal, match="too many watches") as refused:

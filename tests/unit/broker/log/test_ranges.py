@@ -17,14 +17,14 @@ from tests.unit.broker.verify.histories import (
 
 from onewriter_broker.log.store.api import Marker, StoredBlock
 from onewriter_broker.log.store.blocks import MalformedBlock
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import last_position
-from onewriter_broker.log.topic_log.ranges import EntriesMissing, Range, behind, leaves_hole
+from onewriter_broker.log.topic_log.ranges import EntriesMissing, Range, leaves_hole, next_position
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_core.topic.model import Purpose
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 SEEN_FROM = (EARLIEST, Position(5, 0), Position(5, 4), Position(6, 9), Position(10, 5))
 
@@ -109,7 +109,7 @@ async def test_a_hole_is_an_error_wherever_it_is(server: FakeServer) -> None:
     stored.remove(gone)
     with pytest.raises(EntriesMissing) as raised:
         await read_all(Range(history.log, EARLIEST))
-    assert (raised.value.asked, raised.value.found) == (Position(5, 3), Position(5, 5))
+    assert (raised.value.requested, raised.value.found) == (Position(5, 3), Position(5, 5))
     with pytest.raises(EntriesMissing):
         await read_all(Range(history.log, Position(5, 4)))
 
@@ -127,18 +127,18 @@ async def test_a_range_that_goes_altogether_while_it_is_read_is_not_an_empty_one
         history.log._state[TRIMMED] = str(stored[0].position)
     with pytest.raises(EntriesMissing) as raised:
         await blocks.read()
-    assert raised.value.asked == Position(5, 3)
+    assert raised.value.requested == Position(5, 3)
     assert blocks.at == Position(5, 3)
 
 
-async def test_a_range_behind_a_ledgers_end_is_empty_whatever_was_trimmed(
+async def test_a_range_after_the_end_of_a_ledger_is_empty_also_after_a_trim(
     server: FakeServer,
 ) -> None:
     history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
     history.log.forget_tail()
     end = next(end for end in history.log.ends if end.ledger == 5)
     for _ in range(2):
-        blocks = Range(history.log, behind(end), Position(6, 0))
+        blocks = Range(history.log, next_position(end), Position(6, 0))
         assert await blocks.read() == []
         assert blocks.at == blocks.end
         stored = stored_in(server.primary).logs[TOPIC].blocks
@@ -191,7 +191,7 @@ async def test_reads_are_bounded_by_the_size_of_blocks(server: FakeServer) -> No
         ((0, 0), (5, 7), True),
     ],
 )
-def test_a_hole_is_seen_by_where_the_next_block_stands(
+def test_a_hole_is_detected_by_the_position_of_the_next_block(
     at: tuple[int, int], found: tuple[int, int], hole: bool
 ) -> None:
     assert leaves_hole(Position(*at), Position(*found)) is hole

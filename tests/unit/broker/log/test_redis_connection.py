@@ -54,7 +54,7 @@ def test_a_command_is_encoded_as_bulk_strings() -> None:
     )
 
 
-def test_a_large_word_is_handed_on_as_it_is() -> None:
+def test_a_large_argument_is_passed_on_unchanged() -> None:
     payload = b"x" * PAYLOAD_BYTES_UNCOPIED
     buffers = encode(["SET", "k", payload, "after"])
     assert any(buffer is payload for buffer in buffers)
@@ -73,7 +73,7 @@ async def test_replies_reach_their_commands_in_order_errors_being_replies() -> N
     assert isinstance(third, hiredis.ReplyError)
 
 
-async def test_a_caller_that_gave_up_takes_nobody_elses_reply() -> None:
+async def test_a_caller_that_gave_up_does_not_take_the_reply_to_another_call() -> None:
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"TWO\r\n")
         writer.write(b":1\r\n:2\r\n")
@@ -99,7 +99,7 @@ async def test_a_peer_that_fails_ends_the_connection_for_all(answer: bytes) -> N
             connection.submit(["THREE"])
 
 
-async def test_a_reply_that_nobody_asked_for_ends_the_connection() -> None:
+async def test_an_unrequested_reply_ends_the_connection() -> None:
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"ONE\r\n")
         writer.write(b"+OK\r\n+and another\r\n")
@@ -109,7 +109,7 @@ async def test_a_reply_that_nobody_asked_for_ends_the_connection() -> None:
         assert not connection.is_open
 
 
-async def test_commands_nobody_answers_are_bounded() -> None:
+async def test_unanswered_commands_are_bounded() -> None:
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Says nothing."""
 
@@ -118,3 +118,45 @@ async def test_commands_nobody_answers_are_bounded() -> None:
             connection.submit(["PING"])
         with pytest.raises(ConnectionError, match="too many"):
             connection.submit(["PING"])
+
+
+async def test_a_caller_waits_until_its_commands_fit_below_the_limit_of_awaited_replies() -> None:
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"THREE\r\n")
+        writer.write(b":1\r\n")
+        await reader.readuntil(b"FOUR\r\n")
+        writer.write(b":2\r\n:3\r\n:4\r\n")
+        await reader.readuntil(b"FIVE\r\n")
+        writer.write(b":5\r\n")
+
+    async with connected_to(peer, replies_awaited_max=3) as connection:
+        first, *_ = [connection.submit([word]) for word in ("ONE", "TWO", "THREE")]
+        await connection.writable()
+        assert first.done()
+        connection.submit(["FOUR"])
+        await connection.writable(2)
+        assert await connection.submit(["FIVE"]) == 5
+
+
+async def test_more_commands_than_the_limit_wait_until_no_reply_is_awaited() -> None:
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"TWO\r\n")
+        writer.write(b":1\r\n:2\r\n")
+
+    async with connected_to(peer, replies_awaited_max=2) as connection:
+        awaited = [connection.submit([word]) for word in ("ONE", "TWO")]
+        await connection.writable(3)
+        assert all(reply.done() for reply in awaited)
+
+
+async def test_a_closed_connection_keeps_no_caller_waiting() -> None:
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Says nothing."""
+
+    async with connected_to(peer, replies_awaited_max=1) as connection:
+        connection.submit(["ONE"])
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(connection.writable())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            connection.close()

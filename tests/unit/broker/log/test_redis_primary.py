@@ -68,7 +68,7 @@ async def loading_server() -> AsyncIterator[RedisSettings]:
             yield RedisSettings(url=f"unix://{path}", connect_timeout_seconds=60)
 
 
-async def test_server_is_asked_for_its_durability_after_it_has_loaded() -> None:
+async def test_the_durability_of_a_server_is_read_after_it_has_loaded() -> None:
     """Asked before, a topic would wait for good for a durability that the server has."""
     async with loading_server() as settings:
         primary = await open_primary(settings)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onewriter_broker.log.store.api import Durability
-from onewriter_broker.log.store.redis.server_checks import ServerFacts, judge
+from onewriter_broker.log.store.redis.server_checks import Declared, ServerFacts, judge
 from onewriter_core.store_rights import broker_acl_rules
 
 REPLID = "a" * 40
@@ -67,7 +67,9 @@ def test_promises_follow_from_file_and_replicas(
         ({"user": "broker", "allowed": ("DEL",)}, "may run DEL"),
     ],
 )
-def test_what_would_break_the_guarantee_is_refused(facts: dict[str, Any], words: str) -> None:
+def test_settings_that_would_break_the_guarantee_are_refused(
+    facts: dict[str, Any], words: str
+) -> None:
     verdict = judge(dataclasses.replace(GOOD, **facts), Durability.LOCAL)
     assert len(verdict.refusals) == 1
     assert words in verdict.refusals[0]
@@ -109,3 +111,50 @@ def test_the_broker_user_may_undo_nothing() -> None:
         "client",
     }
     assert not forbidden & {word.removeprefix("+") for word in words}
+
+
+HIDDEN = dataclasses.replace(
+    GOOD, append_sync="", replicas_min_to_write=None, has_append_only_file=False, eviction_policy=""
+)
+"""A managed server that forbids CONFIG and has no append-only file."""
+
+
+@pytest.mark.parametrize(
+    ("durability", "replicas", "expected"),
+    [
+        (Durability.LOCAL, 0, {"None", "Local"}),
+        (Durability.LOCAL, 2, {"None", "Local"}),
+        (Durability.REPLICATED, 1, {"None", "Local", "Replicated"}),
+        (Durability.NONE, 1, {"None"}),
+    ],
+)
+def test_settings_that_a_managed_server_hides_may_be_declared(
+    durability: Durability, replicas: int, expected: set[str]
+) -> None:
+    hidden = dataclasses.replace(HIDDEN, replicas=replicas)
+    verdict = judge(hidden, Durability.NONE, declared=Declared(durability, noeviction=True))
+    assert {each.value for each in verdict.promises} == expected
+    assert verdict.refusals == ()
+    assert "memory policy noeviction" in verdict.declared
+
+
+def test_without_a_declaration_what_is_hidden_is_not_trusted() -> None:
+    texts = "; ".join(judge(HIDDEN, Durability.LOCAL).refusals)
+    assert "maxmemory-policy" in texts
+    assert "at most durability None" in texts
+
+
+def test_the_identity_is_never_declared() -> None:
+    declared = Declared(Durability.LOCAL, noeviction=True)
+    without = dataclasses.replace(HIDDEN, guard_replids=())
+    (refusal,) = judge(without, Durability.LOCAL, declared=declared).refusals
+    assert "master_replid" in refusal
+
+
+def test_a_declaration_does_not_replace_what_the_server_shows() -> None:
+    shown = dataclasses.replace(GOOD, append_sync="everysec", eviction_policy="allkeys-lru")
+    verdict = judge(shown, Durability.NONE, declared=Declared(Durability.LOCAL, noeviction=True))
+    assert Durability.LOCAL not in verdict.promises
+    assert "noeviction" in verdict.refusals[0]
+    assert len(verdict.warnings) == 2
+    assert verdict.declared == ()

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from onewriter_broker.log.store.api import Binding
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.entries import entries_of
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.log_format.limits import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX
 from onewriter_core.wire.values import Send
+from onewriter_testing.fake_store.store import FakeLogStore
 
 LEDGER = 7
 
@@ -69,7 +69,7 @@ def test_a_block_has_a_limit_of_entries_however_small_they_are(log: TopicLog) ->
     assert len(next_block(log).entries) == 1
 
 
-def test_an_entry_larger_than_a_block_stands_alone(log: TopicLog) -> None:
+def test_an_entry_larger_than_a_block_has_its_own_block(log: TopicLog) -> None:
     hand_in(log, Notebook(), 10, BLOCK_BYTES_MAX + 1, 10)
     sizes = [next_block(log).size for _ in range(3)]
     assert sizes == [10, BLOCK_BYTES_MAX + 1, 10]
@@ -94,7 +94,7 @@ def test_sender_gets_one_call_for_consecutive_entries(log: TopicLog) -> None:
     assert other.stored_entries == [(0, Position(LEDGER, 3), 5)]
 
 
-def test_entries_that_are_put_back_come_before_waiting_ones(log: TopicLog) -> None:
+def test_entries_that_are_put_back_precede_waiting_ones(log: TopicLog) -> None:
     sender = Notebook()
     hand_in(log, sender, 10, 20)
     pending = next_block(log)

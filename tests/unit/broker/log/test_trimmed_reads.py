@@ -18,14 +18,14 @@ from tests.unit.broker.verify.histories import (
 )
 
 from onewriter_broker.log.store.api import Outcome
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.entries import entries_of
 from onewriter_broker.log.topic_log.log import TopicLog, stored_bytes
 from onewriter_broker.topic.retention.retention import Measured, noted, trim_once
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 FIRST, LAST = 5, 6
 """The ledgers of ``history``; the last one is current."""

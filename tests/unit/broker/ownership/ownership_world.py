@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.stamps import fence_once
+
 from onewriter_broker.anchor.api import Addresses, Record
-from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log.store.api import Fence, FencedLog, Outcome
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.ownership.acquisition import (
     Forced,
     Holding,
@@ -23,6 +22,9 @@ from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.placement import LiveView
 from onewriter_core.ids import TopicName, bucket_of
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
+from onewriter_testing.memory_anchor import MemoryAnchor
 
 BUCKETS = 8
 TOPIC = next(
@@ -106,7 +108,9 @@ class World:
         assert holding is not None
         ledger = await broker.reserve_ledger(0)
         logs = (FencedLog(TOPIC, create=True, marker={"n": "x"}, state={}),)
-        outcome = await self.stores[me].fence(Fence(holding.binding, ledger, logs, {"kind": "g"}))
+        outcome = await fence_once(
+            self.stores[me], Fence(holding.binding, ledger, logs, {"kind": "g"})
+        )
         assert outcome is Outcome.DONE
         await broker.record_use(0, ledger)
         await broker.record_grant(0, ledger)

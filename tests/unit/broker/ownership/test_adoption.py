@@ -1,4 +1,4 @@
-"""May a record and a dataset go together, and what the compare-and-set then says."""
+"""Whether a record and a dataset match, and which record is then written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from onewriter_broker.ownership.adoption import (
     Verdict,
     acquired,
     forced,
+    incomplete_since,
+    is_moved,
     judge,
+    needs_note,
+    note_of,
 )
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_core.log_format.limits import FORMAT_VERSION
@@ -36,8 +40,9 @@ def node(
     last_ledger: int = 0,
     replicas: int = 0,
     is_primary: bool = True,
+    noted: str = "",
 ) -> Observation:
-    unit = Unit(generation=generation, last_ledger=last_ledger)
+    unit = Unit(generation=generation, last_ledger=last_ledger, note=noted)
     return Observation(replid, previous, is_primary, replicas, {0: unit})
 
 
@@ -47,6 +52,7 @@ def verdict(
     *,
     records_every_grant: bool = True,
     single_node: bool = False,
+    sharded: bool = False,
     remembered: int | None = None,
 ) -> Verdict:
     return judge(
@@ -55,6 +61,7 @@ def verdict(
         seen,
         records_every_grant=records_every_grant,
         single_node=single_node,
+        sharded=sharded,
         remembered=remembered,
     )
 
@@ -87,8 +94,12 @@ def test_a_takeover_that_broke_off_before_its_stamp_leaves_the_same_dataset() ->
         node(previous=OLD, generation=2, last_ledger=100),
         node(previous="", generation=3, last_ledger=100),
         node(previous=ELSEWHERE, generation=3, last_ledger=100),
+        node(noted=f"{OLD}/3", generation=2, last_ledger=100),
     ],
-    ids=["promoted", "promoted without the newest stamp", "AOF restart", "two promotions"],
+    ids=[
+        *("promoted", "promoted without the newest stamp", "AOF restart", "two promotions"),
+        "another identity before its stamp",
+    ],
 )
 def test_a_descendant_is_adopted(seen: Observation) -> None:
     assert verdict(USED, seen) == Adopt(grants_known=True)
@@ -106,14 +117,62 @@ def test_a_descendant_is_adopted(seen: Observation) -> None:
         (Record(), node(generation=1), Reason.UNREGISTERED_DATA),
         (replace(USED, past_replids=(HERE,)), node(HERE, generation=3), Reason.PAST_DATASET),
         (
+            replace(USED, past_replids=(HERE,)),
+            node(HERE, generation=2, noted=f"{OLD}/3"),
+            Reason.PAST_DATASET,
+        ),
+        (USED, node(HERE, generation=2, noted=f"{HERE}/3"), Reason.FOREIGN_DATASET),
+        (USED, node(HERE, generation=2, noted=f"{OLD}/2"), Reason.FOREIGN_DATASET),
+        (USED, node(HERE, noted=f"{OLD}/3"), Reason.EMPTY_DATASET),
+        (
             replace(USED, ledger_high_water=NUMBER_MAX - 3),
             node(OLD, generation=3),
             Reason.NUMBERS_EXHAUSTED,
         ),
     ],
 )
-def test_a_stranger_is_refused(record: Record, seen: Observation, expected: Reason) -> None:
+def test_a_dataset_that_does_not_match_the_record_is_refused(
+    record: Record, seen: Observation, expected: Reason
+) -> None:
     assert reason(verdict(record, seen)) is expected
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (node(OLD, generation=2), True),
+        (node(OLD, generation=2, noted=f"{HERE}/2"), True),
+        (node(OLD, generation=2, noted=f"{OLD}/2"), True),
+        (node(OLD, generation=2, noted=f"{OLD}/3"), False),
+        (node(OLD, generation=3), False),
+    ],
+    ids=[
+        "not stamped",
+        "an earlier note",
+        "an earlier note of the same identity",
+        "noted",
+        "stamped",
+    ],
+)
+def test_a_dataset_without_the_registration_s_stamp_needs_a_note(
+    seen: Observation, expected: bool
+) -> None:
+    assert needs_note(USED, 0, seen) is expected
+
+
+def test_a_copy_from_before_a_forced_adoption_of_the_same_identity_is_foreign() -> None:
+    """The dataset was emptied and forced under its old identity. Then its process starts with a backup of before."""
+    first = acquired(
+        Record(), 0, node(OLD), FirstRegistration(), owner="broker-1~x", addresses=ADDRESSES
+    )
+    again = forced(replace(first, last_ledger=7), 0, node(OLD), owner="operator")
+    assert (again.replid, again.generation) == (first.replid, first.generation + 1)
+    noted = note_of(first)
+    backup = node(HERE, generation=first.generation, last_ledger=7, noted=noted)
+    assert verdict(first, backup) == Adopt(grants_known=True)
+    assert reason(verdict(again, backup)) is Reason.FOREIGN_DATASET
+    unstamped = replace(backup, units={0: replace(backup.units[0], note=note_of(again))})
+    assert isinstance(verdict(again, unstamped), Adopt)
 
 
 def test_a_newer_log_format_is_refused_and_the_versions_are_named() -> None:
@@ -141,16 +200,16 @@ def test_a_single_node_s_dataset_is_adopted_without_a_proof_of_descent() -> None
     assert verdict(USED, seen, single_node=True) == Adopt(grants_known=True)
 
 
-def test_a_single_node_that_has_replicas_is_none() -> None:
+def test_a_node_with_replicas_is_no_single_node() -> None:
     seen = node(ELSEWHERE, generation=2, last_ledger=100, replicas=1)
     assert reason(verdict(USED, seen, single_node=True)) is Reason.FOREIGN_DATASET
 
 
-def test_a_single_node_that_came_back_empty_is_refused() -> None:
+def test_a_single_node_that_returned_empty_is_refused() -> None:
     assert reason(verdict(USED, node(ELSEWHERE), single_node=True)) is Reason.EMPTY_DATASET
 
 
-def test_an_empty_dataset_is_nothing_to_fear_when_nothing_was_ever_granted() -> None:
+def test_an_empty_dataset_is_accepted_if_nothing_was_granted() -> None:
     unused = replace(USED, last_ledger=0)
     assert verdict(unused, node(OLD)) == SameDataset()
     assert isinstance(verdict(unused, node(ELSEWHERE), single_node=True), Adopt)
@@ -166,9 +225,35 @@ def test_an_empty_dataset_of_a_bucket_in_use_is_refused_on_every_anchor(
     assert reason(answer) is Reason.EMPTY_DATASET
 
 
-def test_first_use_is_noted_on_every_anchor_so_before_it_nothing_is_missing() -> None:
+def test_the_first_use_is_recorded_in_every_anchor_so_earlier_grants_are_not_missing() -> None:
     unused = replace(USED, last_ledger=0, clean=False)
     assert verdict(unused, node(OLD), records_every_grant=False) == SameDataset()
+
+
+# A cluster: a bucket's hash slot moves to another primary, and back.
+
+
+def test_a_bucket_that_moved_back_is_adopted_by_its_own_record() -> None:
+    record = replace(USED, past_replids=(HERE,))
+    back = node(HERE, generation=3, last_ledger=100)
+    assert verdict(record, back, sharded=True) == Adopt(grants_known=True)
+    assert reason(verdict(record, back)) is Reason.PAST_DATASET, "not without a cluster"
+    former = node(HERE, generation=2, last_ledger=100)
+    assert reason(verdict(record, former, sharded=True)) is Reason.PAST_DATASET
+
+
+def test_a_promoted_replica_is_adopted_even_if_its_record_lags() -> None:
+    for generation in (1, 2, 3):
+        promoted = node(previous=OLD, generation=generation, last_ledger=100)
+        assert verdict(USED, promoted, sharded=True) == Adopt(grants_known=True)
+    assert reason(verdict(USED, node(previous=OLD), sharded=True)) is Reason.EMPTY_DATASET
+
+
+def test_only_a_promotion_needs_no_time_for_replicas() -> None:
+    assert not is_moved(USED, node(previous=OLD, generation=3))
+    assert not is_moved(USED, node(OLD, generation=3))
+    assert is_moved(USED, node(previous=ELSEWHERE, generation=3))
+    assert not is_moved(Record(), node())
 
 
 # Are all grants there?
@@ -254,7 +339,7 @@ def test_a_rewound_anchor_reserves_above_what_the_store_has_seen() -> None:
     assert claim(USED, seen, SameDataset()).ledger_high_water == 500 + LEDGERS_PER_BLOCK
 
 
-def test_force_starts_a_registration_above_everything_and_lets_nobody_resume() -> None:
+def test_force_registers_above_every_ledger_and_ends_the_right_to_resume() -> None:
     record = forced(USED, 0, node(ELSEWHERE, generation=9, last_ledger=500), owner="operator")
     assert record == Record(
         generation=10,
@@ -278,3 +363,22 @@ def test_forced_dataset_is_accepted_by_all_brokers_afterwards() -> None:
         record = forced(USED, 0, seen, owner="operator")
         for every_grant in (True, False):
             assert verdict(record, seen, records_every_grant=every_grant) == SameDataset()
+
+
+@pytest.mark.parametrize(
+    ("generation", "known_since", "single_node", "expected"),
+    [
+        (1, 0, True, 0),
+        (1, 0, False, 0),
+        (3, 0, True, 0),
+        (3, 3, True, 3),
+        (5, 3, True, 3),
+        (5, 3, False, 5),
+    ],
+    ids=["first", "first of several", "restarts", "forced", "restarts since", "copies"],
+)
+def test_since_which_registration_entries_may_be_missing(
+    generation: int, known_since: int, single_node: bool, expected: int
+) -> None:
+    record = replace(USED, generation=generation, known_since=known_since)
+    assert incomplete_since(record, single_node=single_node) == expected

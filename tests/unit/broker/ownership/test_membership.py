@@ -8,20 +8,21 @@ import pytest
 from tests.contents import stored_in
 
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.ownership.membership import (
+from onewriter_broker.ownership.heartbeats import Beat, newest
+from onewriter_broker.ownership.member_observer import (
     BEAT_SECONDS,
     DEAD_SECONDS,
     FORGET_SECONDS,
+    HELD_UP_SECONDS,
     MEMBERS_MAX,
     RETURN_SECONDS,
     SETTLE_SECONDS,
-    Beat,
     MemberObserver,
-    Membership,
 )
+from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import LiveView
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore, Moment
 
 ME = "broker-0~me"
 OTHER = "broker-1~x"
@@ -132,7 +133,7 @@ def test_broker_whose_heartbeat_vanished_is_dead_after_two_seconds(timeline: Tim
     assert timeline.view().alive == frozenset()
 
 
-def test_first_broker_is_settled_at_once(timeline: Timeline) -> None:
+def test_the_first_broker_is_settled_immediately(timeline: Timeline) -> None:
     timeline.start(OTHER)
     timeline.run(BEAT_SECONDS)
     assert timeline.view().settled == {"broker-1"}
@@ -193,7 +194,7 @@ def test_absence_proves_death_only_after_two_seconds_of_observation(timeline: Ti
     assert timeline.view().complete
 
 
-def test_while_the_store_is_away_nobody_takes_anything(timeline: Timeline) -> None:
+def test_no_broker_acquires_a_bucket_while_the_store_is_away(timeline: Timeline) -> None:
     timeline.start(OTHER)
     timeline.run(10)
     timeline.run(10, store_away=True)
@@ -304,7 +305,7 @@ def test_new_observer_gives_others_time_to_return_if_it_began_without_a_store(
     assert timeline.view() == LiveView(complete=True)
 
 
-def test_an_observer_that_was_paused_observes_anew(timeline: Timeline) -> None:
+def test_an_observer_that_was_paused_observes_again(timeline: Timeline) -> None:
     timeline.start(OTHER)
     timeline.run(10)
     timeline.now += 60
@@ -326,7 +327,7 @@ def test_another_process_under_my_name_is_a_rival_once_it_was_seen_at_work(
     assert timeline.view().alive == frozenset()
 
 
-def test_my_earlier_self_is_no_rival(timeline: Timeline) -> None:
+def test_an_earlier_process_of_the_same_name_is_not_a_competitor(timeline: Timeline) -> None:
     timeline.counters["broker-0~before"] = 7
     timeline.run(5)
     assert timeline.view() == LiveView(complete=True)
@@ -366,13 +367,20 @@ def test_members_that_no_broker_writes_are_ignored(timeline: Timeline, value: st
     assert timeline.view() == LiveView()
 
 
-def test_no_more_than_so_many_members_are_looked_at(timeline: Timeline) -> None:
+def test_the_number_of_examined_members_is_limited(timeline: Timeline) -> None:
     for flood in range(4):
         reading = {
             f"broker-{flood}-{n}~x": Beat(1, ADDRESSES).encode() for n in range(10 * MEMBERS_MAX)
         }
         timeline.observer.feed(timeline.now, reading)
     assert len(timeline.observer.members()) == 2 * MEMBERS_MAX
+
+
+def test_an_observer_with_a_higher_limit_examines_more_members() -> None:
+    observer = MemberObserver(ME, members_max=2 * MEMBERS_MAX)
+    reading = {f"broker-{n}~x": Beat(1, ADDRESSES).encode() for n in range(2 * MEMBERS_MAX)}
+    observer.feed(1.0, reading)
+    assert observer.alive == 2 * MEMBERS_MAX
 
 
 # The loop, over a store.
@@ -424,6 +432,41 @@ async def test_a_store_that_is_away_leaves_no_view_and_does_not_end_the_loop() -
     assert membership.view() == LiveView()
 
 
+async def test_a_late_heartbeat_alone_shows_no_loss_of_the_store() -> None:
+    clock = [0.0]
+    store = FakeLogStore(FakeServer().resolve)
+    membership = Membership(store, ME, ADDRESSES, clock=lambda: clock[0])
+    assert not membership.store_answers, "it has not answered yet"
+    await membership.beat_once()
+    clock[0] += 10 * HELD_UP_SECONDS
+    assert membership.view() is None
+    assert membership.store_answers, "the event loop was held up before the next heartbeat"
+    store.faults.is_cut_off = True
+    await membership.beat_once()
+    assert not membership.store_answers, "the store did not answer although the event loop ran"
+    store.faults.is_cut_off = False
+    await membership.beat_once()
+    assert membership.store_answers
+
+
+async def test_two_heartbeats_that_failed_while_the_event_loop_was_held_up_show_a_loss() -> None:
+    clock = [0.0]
+    store = FakeLogStore(FakeServer().resolve)
+    membership = Membership(store, ME, ADDRESSES, clock=lambda: clock[0])
+    await membership.beat_once()
+
+    async def hold_up(call: str, moment: Moment) -> None:
+        del call, moment
+        clock[0] += 10 * HELD_UP_SECONDS
+        store.faults.is_cut_off = True
+
+    store.faults.hook = hold_up
+    assert not await membership.beat_once()
+    assert membership.store_answers
+    assert not await membership.beat_once()
+    assert not membership.store_answers
+
+
 async def test_a_broker_that_began_without_a_store_gives_the_others_time() -> None:
     server = FakeServer()
     clock = [0.0]
@@ -451,3 +494,20 @@ async def test_the_loop_beats_until_it_is_cancelled() -> None:
         await membership.changed.wait()
         loop.cancel()
     assert list(stored_in(server.primary).members) == [ME]
+
+
+def test_of_several_shards_the_newest_heartbeat_of_each_broker_counts() -> None:
+    def beat(counter: int) -> str:
+        return Beat(counter, ADDRESSES).encode()
+
+    readings = [{"a": beat(3), "b": beat(9)}, {"a": beat(5), "c": "damaged"}, {}]
+    assert newest(readings) == {"a": beat(5), "b": beat(9)}
+    assert newest([]) == {}
+
+
+def test_a_heartbeat_of_a_shard_that_returned_is_no_sign_of_life() -> None:
+    """While its shard was away, the broker's newer heartbeats were read from the others."""
+    observer = MemberObserver("me~1")
+    for step, counter in enumerate((7, 8, 8, 8, 5, 5)):
+        observer.feed(float(step), {OTHER: Beat(counter, ADDRESSES).encode()})
+    assert observer.alive == 0

@@ -6,10 +6,13 @@ import pytest
 from tests.unit.broker.ownership.ownership_world import World, acquired, force
 
 from onewriter_broker.anchor.api import Record
-from onewriter_broker.anchor.memory import MemoryAnchor
-from onewriter_broker.ownership.acquisition import BucketRefused, Forced
+from onewriter_broker.log.store.api import Outcome
+from onewriter_broker.ownership.acquisition import BucketRefused, Forced, adopt_force
 from onewriter_broker.ownership.adoption import Reason
-from onewriter_core.errors import Unavailable
+from onewriter_broker.ownership.placement import LiveView
+from onewriter_core.errors import Unavailable, Undecided
+from onewriter_testing.fake_store.store import FakeLogStore, Hook
+from onewriter_testing.memory_anchor import MemoryAnchor
 
 pytestmark = pytest.mark.looptime
 
@@ -17,6 +20,23 @@ pytestmark = pytest.mark.looptime
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+def changing(world: World, replids: list[str]) -> Hook:
+    """Give the primary another identity before its first stamp, and note the former one in ``replids``."""
+
+    async def change(call: str, moment: str) -> None:
+        if call == "stamp" and moment == "before" and not replids:
+            replids.append(world.server.primary.replid)
+            world.server.renew_identity(world.server.primary)
+
+    return change
+
+
+def change_before_stamp(world: World, me: str) -> list[str]:
+    replids: list[str] = []
+    world.stores[me].faults.hook = changing(world, replids)
+    return replids
 
 
 async def test_after_a_restart_that_kept_everything_holders_may_resume(world: World) -> None:
@@ -29,7 +49,7 @@ async def test_after_a_restart_that_kept_everything_holders_may_resume(world: Wo
     assert holding.binding.generation == 2
 
 
-async def test_after_a_torn_restart_nobody_resumes_under_any_later_owner(world: World) -> None:
+async def test_after_a_torn_restart_no_holder_resumes_under_any_later_owner(world: World) -> None:
     await world.grant(await acquired(world))
     node = world.server.primary
     world.server.restart(node, keep=len(node.history) - 1)
@@ -82,16 +102,116 @@ async def test_a_lagging_replica_s_promotion_is_adopted_and_its_loss_known(world
     assert not holding.grants_known
 
 
+async def test_a_primary_that_gets_another_id_with_its_first_replica_is_registered_under_that_id(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker waits for replicas before it registers a dataset that restarted. The id that it saw before may be gone then."""
+    await world.grant(await acquired(world))
+    world.server.restart(world.server.primary)
+    broker = world.broker("broker-0~b", single_node=False)
+    changes: list[int] = []
+
+    async def replicate(self: FakeLogStore, bucket: int) -> bool:
+        if not changes:
+            changes.append(bucket)
+            world.server.restart(world.server.primary)
+        return True
+
+    monkeypatch.setattr(FakeLogStore, "is_sharded", True)
+    monkeypatch.setattr(FakeLogStore, "replicate", replicate)
+    holding = await broker.acquire(0)
+    assert changes == [0]
+    assert holding is not None
+    assert holding.binding.replid == world.server.primary.replid
+    assert holding.binding.generation == 2
+
+
+@pytest.mark.parametrize("is_first", [False, True], ids=["a restarted dataset", "a new bucket"])
+async def test_an_identity_that_changes_between_registration_and_stamp_is_recognised_by_its_note(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """The broker waited for the replicas in vain, and the first one connects after the compare-and-set."""
+    if not is_first:
+        await world.grant(await acquired(world))
+        world.server.restart(world.server.primary)
+    monkeypatch.setattr(FakeLogStore, "is_sharded", True)
+    broker = world.broker("broker-0~b", single_node=False)
+    replids = change_before_stamp(world, "broker-0~b")
+    holding = await broker.acquire(0)
+    assert holding is not None
+    assert (await world.record()).past_replids[-1:] == tuple(replids)
+    assert holding.binding.replid == world.server.primary.replid
+    assert holding.binding.generation == (2 if is_first else 3)
+
+
+async def test_a_broker_that_dies_before_its_stamp_leaves_a_dataset_that_another_one_recognises(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.grant(await acquired(world))
+    world.server.restart(world.server.primary)
+    dying = world.broker("broker-0~b", single_node=False)
+
+    async def unanswered(*_: object, **__: object) -> Outcome:
+        raise Undecided("the process died")
+
+    monkeypatch.setattr(world.stores["broker-0~b"], "stamp", unanswered)
+    with pytest.raises(Undecided):
+        await dying.acquire(0)
+    assert (await world.record()).replid == world.server.primary.replid
+    world.server.renew_identity(world.server.primary)
+    world.view = LiveView(complete=True)
+    holding = await world.broker("broker-1~c", single_node=False).acquire(0)
+    assert holding is not None
+    assert holding.binding.replid == world.server.primary.replid
+
+
+async def test_a_forced_dataset_that_changes_its_identity_before_the_stamp_is_not_refused_again(
+    world: World,
+) -> None:
+    await world.grant(await acquired(world, single_node=False))
+    world.server.primary = world.server.add_primary("stranger")
+    store = FakeLogStore(world.server.resolve, buckets=8)
+    store.faults.hook = changing(world, [])
+    done = await adopt_force(
+        0,
+        anchor=world.anchor,
+        store=store,
+        operator="operator",
+        reason="the disk is gone",
+        time_ms=1_700_000_000_000,
+        single_node=False,
+    )
+    assert "adopted, but" in done.problem
+    holding = await world.broker("broker-0~b", single_node=False).acquire(0)
+    assert holding is not None
+    assert holding.binding.generation == done.generation + 1
+
+
+async def test_a_primary_that_restarted_as_a_stale_branch_is_refused_despite_its_note(
+    world: World,
+) -> None:
+    """Its note names what it was when it was registered. The replica that was promoted is registered since."""
+    await world.grant(await acquired(world, single_node=False))
+    stale = world.server.primary
+    world.server.promote(world.server.add_replica("node-1"))
+    await world.grant(await acquired(world, single_node=False))
+    world.server.restart(stale)
+    world.server.primary = stale
+    with pytest.raises(BucketRefused) as refused:
+        await world.broker("broker-0~c", single_node=False).acquire(0)
+    assert refused.value.verdict.reason is Reason.FOREIGN_DATASET
+
+
 async def test_a_foreign_dataset_is_refused_until_it_is_forced(world: World) -> None:
     await world.grant(await acquired(world, single_node=False))
-    stranger = world.server.add_primary("stranger")
-    world.server.primary = stranger
+    unauthorized = world.server.add_primary("stranger")
+    world.server.primary = unauthorized
     successor = world.broker("broker-1~x", single_node=False)
     with pytest.raises(BucketRefused) as refused:
         await successor.acquire(0)
     assert refused.value.verdict.reason is Reason.EMPTY_DATASET
 
-    assert await force(world) == Forced(0, 2, stranger.replid)
+    assert await force(world) == Forced(0, 2, unauthorized.replid)
     assert (await world.record()).owner == ""
     holding = await successor.acquire(0)
     assert holding is not None
@@ -104,7 +224,7 @@ async def test_a_foreign_dataset_is_refused_until_it_is_forced(world: World) -> 
         "by": "operator",
         "verdict": "empty-dataset",
         "generation": "2",
-        "replid": stranger.replid,
+        "replid": unauthorized.replid,
         "previous_replid": world.server.nodes["node-0"].replid,
         "time": "1700000000000",
     }
@@ -118,7 +238,7 @@ async def test_force_does_nothing_to_a_bucket_that_is_well(world: World) -> None
     await world.grant(broker)
 
 
-async def test_force_that_loses_a_race_says_so(
+async def test_a_forced_adoption_that_loses_a_race_reports_that(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.grant(await acquired(world))

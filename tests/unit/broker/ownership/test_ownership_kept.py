@@ -15,7 +15,6 @@ from tests.unit.broker.ownership.ownership_world import (
 )
 
 from onewriter_broker.anchor.api import Addresses, Record
-from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log.store.api import Binding, Outcome
 from onewriter_broker.ownership.acquisition import (
     ACQUIRE_ATTEMPTS_MAX,
@@ -25,6 +24,7 @@ from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.placement import LiveView
 from onewriter_core.errors import Unavailable, Undecided
+from onewriter_testing.memory_anchor import MemoryAnchor
 
 pytestmark = pytest.mark.looptime
 
@@ -34,7 +34,7 @@ def world() -> World:
     return World()
 
 
-async def test_after_a_mere_reconnect_the_owner_goes_on_without_the_anchor(world: World) -> None:
+async def test_after_a_mere_reconnect_the_owner_continues_without_the_anchor(world: World) -> None:
     broker = await acquired(world)
     world.anchor.reachable = False
     world.server.primary.drop_connections()
@@ -63,7 +63,9 @@ async def test_a_changed_dataset_is_adopted_in_place(world: World) -> None:
     assert events.history == [("acquired", 0), ("changed", 0)]
 
 
-async def test_the_continuing_owner_s_memory_tells_whether_grants_were_lost(world: World) -> None:
+async def test_the_memory_of_a_continuing_owner_shows_whether_grants_were_lost(
+    world: World,
+) -> None:
     world.anchor = MemoryAnchor(records_every_grant=False)
     broker = await acquired(world)
     await world.grant(broker)
@@ -115,7 +117,7 @@ async def test_a_bucket_in_use_that_was_emptied_is_refused_on_every_anchor(world
         await world.broker("broker-0~b").acquire(0)
 
 
-async def test_a_registration_under_way_is_not_taken_for_a_takeover(
+async def test_a_registration_under_way_does_not_count_as_a_takeover(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record names the next generation from the compare-and-set on, the holding from the stamp."""
@@ -146,7 +148,7 @@ async def test_a_registration_under_way_is_not_taken_for_a_takeover(
     assert world.events["broker-0~a"].reasons == []
 
 
-async def test_a_registration_that_broke_off_is_taken_up_again(
+async def test_an_interrupted_registration_continues(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = await acquired(world)
@@ -293,7 +295,7 @@ async def test_giving_back_drains_first_and_leaves_the_bucket_free(world: World)
     assert await world.broker("broker-1~x").acquire(0) is not None
 
 
-async def test_while_it_drains_no_more_ledgers_are_handed_out(world: World) -> None:
+async def test_a_draining_bucket_gives_out_no_ledgers(world: World) -> None:
     broker = await acquired(world)
     world.events["broker-0~a"].drain_seconds = 1
     async with asyncio.TaskGroup() as tasks:
@@ -303,7 +305,7 @@ async def test_while_it_drains_no_more_ledgers_are_handed_out(world: World) -> N
             await broker.reserve_ledger(0)
 
 
-async def test_topics_that_do_not_come_to_rest_do_not_hold_the_bucket_for_ever(
+async def test_topics_that_never_become_idle_do_not_hold_the_bucket_forever(
     world: World,
 ) -> None:
     broker = await acquired(world)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
 from tests.unit.broker.ownership.ownership_world import World, acquired, running
 
 from onewriter_broker.anchor.api import Record
-from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK
 from onewriter_broker.ownership.bucket_events import LostReason
+from onewriter_broker.ownership.held_bucket import BLOCK_MAX
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import NUMBER_MAX
+from onewriter_testing.memory_anchor import MemoryAnchor
 
 pytestmark = pytest.mark.looptime
 
@@ -40,7 +42,32 @@ async def test_a_block_is_refilled_at_half_in_the_background(world: World) -> No
         assert (await world.record()).ledger_high_water == 2 * LEDGERS_PER_BLOCK
 
 
-async def test_a_claim_knows_when_the_former_owner_was_heard_of_last(world: World) -> None:
+async def test_blocks_that_are_used_up_at_once_become_larger(world: World) -> None:
+    broker = world.broker()
+    await broker.acquire(0)
+    reserved = [0]
+    for _ in range(8):
+        while (high_water := (await world.record()).ledger_high_water) == reserved[-1]:
+            await broker.reserve_ledger(0)
+        reserved.append(high_water)
+    sizes = [after - before for before, after in itertools.pairwise(reserved)]
+    assert sizes == [64, 128, 256, 512, 1024, 1024, 1024, 1024]
+    assert (LEDGERS_PER_BLOCK, BLOCK_MAX) == (64, 1024)
+
+
+async def test_a_block_that_is_refilled_in_time_keeps_its_size(world: World) -> None:
+    broker = world.broker()
+    async with running(broker.run()):
+        await asyncio.sleep(1)
+        for blocks in range(2, 6):
+            for _ in range(LEDGERS_PER_BLOCK):
+                await broker.reserve_ledger(0)
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
+            assert (await world.record()).ledger_high_water == blocks * LEDGERS_PER_BLOCK
+
+
+async def test_a_claim_contains_the_last_sign_of_life_of_the_former_owner(world: World) -> None:
     await world.broker().acquire(0)
     received = {"broker-0~a": 5_000}
     holding = await world.broker("broker-1~x", last_seen_ms=received.get).acquire(0)
@@ -101,7 +128,7 @@ async def test_a_grant_is_recorded_before_it_may_be_answered(world: World) -> No
     assert (await world.record()).last_ledger == ledger
 
 
-async def test_grants_that_come_together_share_a_write(world: World) -> None:
+async def test_concurrent_grants_share_a_write(world: World) -> None:
     broker = world.broker()
     await broker.acquire(0)
     before = (await world.anchor.read(0)).version
@@ -109,6 +136,52 @@ async def test_grants_that_come_together_share_a_write(world: World) -> None:
     after = await world.anchor.read(0)
     assert after.record.last_ledger == 20
     assert after.version <= before + 2
+
+
+async def test_recorded_grants_share_a_write(world: World) -> None:
+    broker = world.broker()
+    await broker.acquire(0)
+    before = (await world.anchor.read(0)).version
+    async with running(broker.run()):
+        for ledger in range(1, 21):
+            broker.note_grant(0, ledger)
+            await asyncio.sleep(0)
+        await asyncio.sleep(2.0)
+        assert (await world.record()).last_ledger == 20
+    assert (await world.anchor.read(0)).version == before + 1
+
+
+async def test_a_noted_grant_is_recorded_once_the_anchor_answers(world: World) -> None:
+    broker = world.broker()
+    await broker.acquire(0)
+    async with running(broker.run()):
+        world.anchor.reachable = False
+        broker.note_grant(0, 5)
+        await asyncio.sleep(2.0)
+        assert 0 in broker.held()
+        world.anchor.reachable = True
+        await asyncio.sleep(20.0)
+        assert (await world.record()).last_ledger == 5
+
+
+async def test_a_noted_grant_of_a_bucket_that_was_given_back_is_in_its_release(
+    world: World,
+) -> None:
+    broker = world.broker()
+    await broker.acquire(0)
+    broker.note_grant(0, 5)
+    await broker.give_back(0)
+    assert (await world.record()).last_ledger == 5
+
+
+async def test_a_grant_is_noted_in_the_anchor_only_if_it_records_grants(world: World) -> None:
+    world.anchor = MemoryAnchor(records_every_grant=False)
+    broker = await acquired(world)
+    before = (await world.anchor.read(0)).version
+    async with running(broker.run()):
+        broker.note_grant(0, 5)
+        await asyncio.sleep(2.0)
+        assert (await world.anchor.read(0)).version == before
 
 
 async def test_a_grant_that_cannot_be_recorded_is_not_answered(world: World) -> None:
@@ -148,7 +221,7 @@ async def test_anchor_without_recorded_grants_has_no_doubts(world: World) -> Non
     await broker.confirm_record(0)
 
 
-async def test_an_anchor_that_wants_no_grants_is_left_alone(world: World) -> None:
+async def test_an_anchor_without_grants_is_not_changed(world: World) -> None:
     world.anchor = MemoryAnchor(records_every_grant=False)
     broker = world.broker()
     await broker.acquire(0)

@@ -16,7 +16,6 @@ from tests.unit.broker.ownership.ownership_world import (
 )
 
 from onewriter_broker.anchor.api import Record, Versioned
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.ownership import buckets as buckets_module
 from onewriter_broker.ownership.bucket_events import LostReason
 from onewriter_broker.ownership.departure import (
@@ -28,6 +27,7 @@ from onewriter_broker.ownership.departure import (
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import LiveView
 from onewriter_core.errors import Unavailable
+from onewriter_testing.fake_store.store import FakeLogStore
 
 pytestmark = pytest.mark.looptime
 
@@ -134,7 +134,9 @@ async def test_leaving_broker_serves_until_others_know_and_stays_until_they_own_
         assert first.broker.owner_of(moving) == addresses("broker-1~x")
 
 
-async def test_the_last_broker_just_leaves_and_so_do_all_at_once(world: World) -> None:
+async def test_the_last_broker_leaves_without_a_successor_and_so_do_all_together(
+    world: World,
+) -> None:
     first, second = Process(world, "broker-0~a"), Process(world, "broker-1~x")
     now = asyncio.get_running_loop().time
     async with running(first.run()):
@@ -233,7 +235,7 @@ async def test_a_zombie_broker_learns_what_it_lost(world: World) -> None:
     assert set(world.events["broker-0~a"].reasons) == {LostReason.TAKEN}
 
 
-async def test_a_restarted_broker_takes_its_own_back_at_once(world: World) -> None:
+async def test_a_restarted_broker_acquires_its_buckets_again_immediately(world: World) -> None:
     async with running(Process(world, "broker-0~a").run()):
         await asyncio.sleep(1)
     again = Process(world, "broker-0~b")
@@ -242,7 +244,9 @@ async def test_a_restarted_broker_takes_its_own_back_at_once(world: World) -> No
         assert len(again.broker.held()) == BUCKETS
 
 
-async def test_with_the_anchor_away_takeovers_wait_visibly_and_owners_go_on(world: World) -> None:
+async def test_with_the_anchor_away_takeovers_wait_visibly_and_owners_continue(
+    world: World,
+) -> None:
     first = Process(world, "broker-0~a")
     async with running(first.run()):
         await asyncio.sleep(5)

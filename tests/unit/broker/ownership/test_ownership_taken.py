@@ -60,10 +60,10 @@ async def test_the_anchor_is_read_before_the_store_and_written_before_the_stamp(
     note(world.anchor, "read")
     note(world.anchor, "compare_and_set")
     note(store, "observe")
-    note(store, "bear")
+    note(store, "write_birthmark")
     note(store, "stamp")
     await broker.acquire(0)
-    assert steps == ["read", "observe", "bear", "observe", "compare_and_set", "stamp"]
+    assert steps == ["read", "observe", "write_birthmark", "observe", "compare_and_set", "stamp"]
     await broker.give_back(0)
     steps.clear()
     await broker.acquire(0)
@@ -160,7 +160,7 @@ async def test_a_stamp_without_an_answer_is_repeated(world: World) -> None:
     assert (await world.record()).ledger_high_water == LEDGERS_PER_BLOCK, "one claim, one block"
 
 
-async def test_a_store_that_changes_during_the_takeover_is_looked_at_again(world: World) -> None:
+async def test_a_store_that_changes_during_the_takeover_is_observed_again(world: World) -> None:
     broker = world.broker()
     restarts = [1]
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_broker.anchor.api import Record
 from onewriter_broker.ownership.placement import (
+    TABLES_MAX,
     LiveView,
     Plan,
+    Targets,
     expected,
     incarnation_of,
     may_take,
@@ -48,7 +52,7 @@ def test_a_newcomer_only_takes_buckets_and_moves_none_between_the_others(
 
 
 @given(names)
-def test_everybody_who_knows_the_same_names_agrees(known: frozenset[str]) -> None:
+def test_brokers_that_know_the_same_names_choose_the_same_broker(known: frozenset[str]) -> None:
     for bucket in BUCKETS:
         assert rendezvous(bucket, sorted(known)) == rendezvous(bucket, sorted(known, reverse=True))
 
@@ -59,17 +63,38 @@ def test_buckets_are_spread_over_all() -> None:
     assert min(shares) > 10
 
 
+@given(st.lists(names, min_size=1, max_size=6))
+def test_remembered_targets_are_those_of_a_comparison_with_all_names(
+    sets: list[frozenset[str]],
+) -> None:
+    targets = Targets()
+    for known in [*sets, *sets]:
+        table = targets.among(known)
+        for bucket in BUCKETS:
+            if (bucket + len(known)) % 3:  # some buckets are asked for later, or never
+                assert table.of(bucket) == rendezvous(bucket, known)
+
+
+def test_targets_of_a_set_that_was_forgotten_are_compared_again() -> None:
+    targets = Targets()
+    for number in range(2 * TABLES_MAX):
+        known = frozenset({"a", "b", f"c{number}"})
+        assert targets.among(known).of(1) == rendezvous(1, known)
+    again = frozenset({"a", "b", "c0"})
+    assert targets.among(again).of(1) == rendezvous(1, again)
+
+
 # Names.
 
 
-def test_an_incarnation_tells_its_broker_s_name() -> None:
+def test_an_incarnation_contains_the_name_of_its_broker() -> None:
     assert name_of(incarnation_of("broker-0", "1f")) == "broker-0"
     assert name_of("") == ""
     assert name_of("somebody") == ""
 
 
 @pytest.mark.parametrize("name", ["", "a~b", "a:b"])
-def test_a_name_that_would_not_be_told_from_its_nonce_is_refused(name: str) -> None:
+def test_a_name_that_cannot_be_separated_from_its_nonce_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="name"):
         incarnation_of(name, "1f")
 
@@ -114,10 +139,10 @@ def test_alone_a_broker_takes_everything_free() -> None:
 
 
 def test_two_brokers_that_know_each_other_share_what_is_free() -> None:
-    mine = plan(ME, view("broker-1"), owned(""), held=()).acquire
-    theirs = plan("broker-1~x", view("broker-0"), owned(""), held=()).acquire
-    assert sorted(mine + theirs) == list(BUCKETS)
-    assert mine == share_of("broker-0", "broker-0", "broker-1")
+    own = plan(ME, view("broker-1"), owned(""), held=()).acquire
+    other = plan("broker-1~x", view("broker-0"), owned(""), held=()).acquire
+    assert sorted(own + other) == list(BUCKETS)
+    assert own == share_of("broker-0", "broker-0", "broker-1")
 
 
 def test_a_newcomer_gets_nothing_before_it_has_settled_and_then_its_share() -> None:
@@ -135,9 +160,9 @@ def test_a_newcomer_never_steals_what_a_live_broker_holds_but_expects_it() -> No
 
 
 def test_a_dead_broker_s_buckets_go_to_the_survivors_by_share() -> None:
-    mine = plan(ME, view("broker-1"), owned("broker-2~dead"), held=()).acquire
-    theirs = plan("broker-1~x", view("broker-0"), owned("broker-2~dead"), held=()).acquire
-    assert sorted(mine + theirs) == list(BUCKETS)
+    own = plan(ME, view("broker-1"), owned("broker-2~dead"), held=()).acquire
+    other = plan("broker-1~x", view("broker-0"), owned("broker-2~dead"), held=()).acquire
+    assert sorted(own + other) == list(BUCKETS)
 
 
 def test_after_a_restart_a_broker_goes_for_the_same_buckets() -> None:
@@ -160,6 +185,17 @@ def test_when_everyone_has_its_share_there_is_nothing_to_do() -> None:
     records = {bucket: Record(owner=ME if bucket in share else "broker-1~x") for bucket in BUCKETS}
     assert plan(ME, view("broker-1"), records, held=share) == Plan()
     assert not expected(ME, view("broker-1"), records)
+
+
+def test_a_bucket_whose_shard_its_owner_does_not_reach_is_taken_and_not_given_back() -> None:
+    cut_off = LiveView(complete=True)
+    everywhere = view("broker-1")
+    live = replace(everywhere, of_buckets=dict.fromkeys(range(8), cut_off))
+    todo = plan(ME, live, owned("broker-1~x"), held=())
+    assert todo.acquire == tuple(range(8)), "and none of the other shards"
+    assert plan(ME, live, owned(ME), held=range(8)).give_back == ()
+    kept = [bucket for bucket in share_of("broker-1", "broker-0", "broker-1") if bucket < 8]
+    assert plan(ME, everywhere, owned(ME), held=range(8)).give_back == tuple(kept)
 
 
 def test_an_earlier_process_of_this_name_does_not_block_a_bucket_that_belongs_elsewhere() -> None:

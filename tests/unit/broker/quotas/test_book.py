@@ -20,7 +20,7 @@ PRODUCERS = Quota.PRODUCERS_PER_SUBJECT
 OF_NAMESPACE = Quota.PRODUCERS_PER_NAMESPACE
 
 
-def test_as_many_as_the_quota_allows_are_taken_and_the_refusal_names_it() -> None:
+def test_the_quota_is_enforced_and_the_refusal_names_it() -> None:
     book = QuotaBook({PRODUCERS: 2})
     book.take(QuotaUnit(PRODUCERS, "subject a"))
     book.take(QuotaUnit(PRODUCERS, "subject a"))
@@ -75,12 +75,14 @@ def test_ids_of_a_connection_count_until_they_are_removed() -> None:
 
 
 def test_anonymous_clients_count_by_their_host() -> None:
-    nobody = Identity()
-    assert subject_of(nobody, "10.0.0.1:5000") == subject_of(nobody, "10.0.0.1:5001")
-    assert subject_of(nobody, "10.0.0.1:5000") != subject_of(nobody, "10.0.0.2:5000")
-    assert subject_of(nobody, "2001:db8::1:5000") == subject_of(nobody, "2001:db8::f00:0:0:2:7")
-    assert subject_of(nobody, "2001:db8::1:5000") != subject_of(nobody, "2001:db8:1::1:5000")
-    assert subject_of(nobody, "::ffff:10.0.0.1:5000") == subject_of(nobody, "10.0.0.1:5000")
+    anonymous = Identity()
+    assert subject_of(anonymous, "10.0.0.1:5000") == subject_of(anonymous, "10.0.0.1:5001")
+    assert subject_of(anonymous, "10.0.0.1:5000") != subject_of(anonymous, "10.0.0.2:5000")
+    assert subject_of(anonymous, "2001:db8::1:5000") == subject_of(
+        anonymous, "2001:db8::f00:0:0:2:7"
+    )
+    assert subject_of(anonymous, "2001:db8::1:5000") != subject_of(anonymous, "2001:db8:1::1:5000")
+    assert subject_of(anonymous, "::ffff:10.0.0.1:5000") == subject_of(anonymous, "10.0.0.1:5000")
     assert subject_of(Identity("a"), "10.0.0.1:5000") == subject_of(Identity("a"), "10.0.0.2:1")
 
 

@@ -59,7 +59,7 @@ def test_a_namespace_s_share_counts_what_is_declared_and_what_is_not() -> None:
         shares.check(shares.of("public/calm", is_declared=True))
 
 
-def test_undeclared_topics_together_have_a_share_and_declared_ones_go_on() -> None:
+def test_undeclared_topics_together_have_a_share_and_declared_ones_continue() -> None:
     loose = ShareOf("public/greedy", is_declared=False)
     shares = shares_after({loose: 30, LOOSE: 21, CALM: 10}, used=70, limit=100)
     assert share(shares, LOOSE) == (True, True)

@@ -18,7 +18,6 @@ from tests.unit.broker.resources.test_resource_bucket import (
 )
 
 from onewriter_broker.log.store.api import Binding, Outcome, OwnedRecord
-from onewriter_broker.log.store.fake.server import FakeNode
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.resources.dependencies import WantedResource
 from onewriter_core.errors import Unavailable, Undecided
@@ -33,6 +32,7 @@ from onewriter_core.own.table import (
     OwnershipDenied,
     OwnershipGranted,
 )
+from onewriter_testing.fake_store.server import FakeNode
 
 __all__ = ["world"]
 
@@ -95,7 +95,7 @@ async def test_the_next_broker_knows_the_floor(world: World) -> None:
     assert isinstance(returning[0], OwnershipDenied)
 
 
-async def test_what_is_owned_or_was_just_left_stays(world: World) -> None:
+async def test_owned_and_recently_left_records_stay(world: World) -> None:
     end = End()
     await world.own(end=end)
     world.now += 100
@@ -165,7 +165,7 @@ async def fail_over(world: World, replica: FakeNode, known_since: int = 0) -> No
 @pytest.mark.parametrize("known_since", [0, 2])
 @pytest.mark.parametrize("asker", [ONE, TWO, Owner(Identity("three"), "", "nonce three")])
 @pytest.mark.parametrize("chunk", [1, 100])
-async def test_a_replica_that_was_behind_brings_no_dropped_record_back(
+async def test_a_lagging_replica_restores_no_dropped_record(
     world: World, known_since: int, asker: Owner, chunk: int
 ) -> None:
     world.limit(records_per_write_max=chunk)
@@ -198,7 +198,7 @@ async def test_a_grant_that_was_not_answered_is_above_the_floor_and_stays(world:
     assert (answer.cause, answer.after.generation) == (Cause.RETURNED, 2)
 
 
-async def test_what_is_asked_for_makes_no_room(world: World) -> None:
+async def test_records_named_by_the_request_are_not_dropped_for_space(world: World) -> None:
     world.limit(records_per_bucket_max=2)
     await left(world, fields(2), days=40)
     returning, new = await world.resource_bucket.own(ONE, End(), [*fields(1), *fields(1, start=9)])
@@ -208,14 +208,14 @@ async def test_what_is_asked_for_makes_no_room(world: World) -> None:
     assert own_field("group", "resource-1") not in world.resource_bucket.entries
 
 
-async def test_who_only_returns_drops_nothing(world: World) -> None:
+async def test_a_returning_owner_drops_no_records(world: World) -> None:
     world.limit(records_per_bucket_max=2)
     await left(world, fields(2), days=40)
     await world.resource_bucket.own(TWO, End(), fields(1, start=9), only_returns=True)
     assert len(world.resource_bucket.entries) == 2
 
 
-async def test_an_owner_that_went_while_it_was_granted_left_just_now(world: World) -> None:
+async def test_an_owner_that_was_lost_during_its_grant_counts_as_just_left(world: World) -> None:
     world.limit(records_per_bucket_max=1)
     world.resource_bucket._dependencies = replace(
         world.resource_bucket._dependencies, wall_ms=lambda: 20_000 * DAY_MS
@@ -230,8 +230,8 @@ async def test_an_owner_that_went_while_it_was_granted_left_just_now(world: Worl
     assert FIELD in world.resource_bucket.entries
 
 
-async def test_nobody_makes_the_records_of_others_stay_for_ever(world: World) -> None:
-    theirs, end = own_field("theirs", "resource"), End()
+async def test_no_subject_keeps_the_records_of_others_for_ever(world: World) -> None:
+    other, end = own_field("theirs", "resource"), End()
     for number in range(GROUP_FLOORS_MAX + 1):
         wanted = [WantedResource(own_field(f"mine-{number}", "resource"), 1)]
         await world.resource_bucket.own(ONE, end, wanted)
@@ -248,12 +248,12 @@ async def test_nobody_makes_the_records_of_others_stay_for_ever(world: World) ->
         == GROUP_FLOORS_MAX + 1
     )
     for _ in range(2):
-        await left(world, [WantedResource(theirs, 1)])
-        assert await world.resource_bucket.drop([theirs]) == [theirs]
+        await left(world, [WantedResource(other, 1)])
+        assert await world.resource_bucket.drop([other]) == [other]
     assert world.resource_bucket.floors.of("theirs") == GENERATION_ASKED_MAX + 2
     first, second = End(), End()
-    await world.resource_bucket.own(ONE, first, [WantedResource(theirs, 1)])
-    following = [WantedResource(theirs, GENERATION_ASKED_MAX + 4)]
+    await world.resource_bucket.own(ONE, first, [WantedResource(other, 1)])
+    following = [WantedResource(other, GENERATION_ASKED_MAX + 4)]
     (taken,) = await world.resource_bucket.own(TWO, second, following)
     assert isinstance(taken, OwnershipGranted), "one above the present one may always be named"
 

@@ -21,8 +21,6 @@ from onewriter_broker.log.store.api import (
     OwnedRecord,
     OwnWrite,
 )
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
@@ -37,6 +35,8 @@ from onewriter_core.errors import ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
 from onewriter_core.own.names import own_field
 from onewriter_core.own.table import LINEAGE_BITS, Cause, Owner, OwnershipDenied, OwnershipGranted
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 FIELD = own_field("group", "resource")
 ONE, TWO = Owner(Identity("one"), "", "nonce one"), Owner(Identity("two"), "", "nonce two")
@@ -62,7 +62,7 @@ class Buckets:
         self.current: Holding | None = holding
         self.following: Holding | None = None
         self.ledger = 0
-        self.noted: list[int] = []
+        self.recorded: list[int] = []
         self.refuses_notes = 0
 
     def holding(self, bucket: int) -> Holding | None:
@@ -76,7 +76,7 @@ class Buckets:
         if self.refuses_notes:
             self.refuses_notes -= 1
             raise Unavailable("the anchor is away")
-        self.noted.append(ledger)
+        self.recorded.append(ledger)
 
     async def record_use(self, bucket: int, ledger: int) -> None:
         return
@@ -151,12 +151,12 @@ async def world() -> AsyncIterator[World]:
         run.cancel()
 
 
-async def test_a_grant_is_stored_noted_and_audited_before_it_is_answered(world: World) -> None:
+async def test_a_grant_is_stored_recorded_and_audited_before_its_answer(world: World) -> None:
     assert isinstance(await world.own(), OwnershipGranted)
     record = (await world.store.read_owned(0))[FIELD]
     assert record.generation == 1
     assert json.loads(record.owner)["owner"]["nonce"] == "nonce one"
-    assert world.buckets.noted == [1]
+    assert world.buckets.recorded == [1]
     assert (await world.store.observe([0])).units[0].last_ledger == 1
     end = End()
     (answer,) = await world.resource_bucket.own(
@@ -172,7 +172,7 @@ async def test_a_grant_is_stored_noted_and_audited_before_it_is_answered(world: 
     assert "nonce" not in str(audited)
 
 
-async def test_the_deposed_one_is_told_and_a_proof_writes_nothing(world: World) -> None:
+async def test_the_deposed_holder_is_notified_and_a_proof_writes_nothing(world: World) -> None:
     former = End()
     await world.own(ONE, end=former)
     await world.own(TWO, 2)
@@ -185,7 +185,7 @@ async def test_the_deposed_one_is_told_and_a_proof_writes_nothing(world: World) 
     assert len(world.server.primary.history) == before
 
 
-async def test_a_disconnected_owner_is_noted_and_nobody_owns(world: World) -> None:
+async def test_a_disconnected_owner_is_recorded_and_the_resource_is_vacant(world: World) -> None:
     end = End()
     await world.own(ONE, end=end)
     end.is_gone = True
@@ -198,7 +198,7 @@ async def test_a_disconnected_owner_is_noted_and_nobody_owns(world: World) -> No
     assert not found.current(0.0).is_owned, "no broker waits for it"
 
 
-async def test_a_grant_for_a_connection_that_went_meanwhile_is_nobodys(world: World) -> None:
+async def test_a_grant_for_a_lost_connection_has_no_owner(world: World) -> None:
     end = End()
     end.is_gone = True
     await world.own(ONE, end=end)
@@ -233,7 +233,7 @@ async def test_many_records_go_out_in_several_writes(world: World) -> None:
     answers = await world.resource_bucket.own(ONE, End(), wanted)
     assert all(isinstance(answer, OwnershipGranted) for answer in answers)
     assert len(await world.store.read_owned(0)) == 250
-    assert world.buckets.noted == [1, 2, 3]
+    assert world.buckets.recorded == [1, 2, 3]
 
 
 async def test_an_undecided_write_is_repeated_and_audited_once(world: World) -> None:
@@ -246,7 +246,7 @@ async def test_an_undecided_write_is_repeated_and_audited_once(world: World) -> 
 async def test_a_grant_waits_for_the_anchor(world: World) -> None:
     world.buckets.refuses_notes = 3
     assert isinstance(await world.own(), OwnershipGranted)
-    assert world.buckets.noted == [1]
+    assert world.buckets.recorded == [1]
 
 
 async def test_a_bucket_that_is_lost_grants_nothing(world: World) -> None:
@@ -261,7 +261,7 @@ async def test_a_bucket_that_is_lost_grants_nothing(world: World) -> None:
     assert (await world.store.read_owned(0))[FIELD].generation == 1
 
 
-async def test_what_memory_knows_is_written_into_a_dataset_that_has_forgotten(
+async def test_a_dataset_that_lost_fields_gets_them_from_memory(
     world: World,
 ) -> None:
     end = End()
@@ -306,7 +306,7 @@ async def test_owners_are_sent_on_when_the_bucket_leaves(world: World) -> None:
         await world.own(TWO)
 
 
-async def test_a_key_that_somebody_replaced_is_told(world: World) -> None:
+async def test_an_overwritten_key_is_reported(world: World) -> None:
     world.server.put_foreign_key(world.server.primary, Keys(4).own(0))
     with pytest.raises(BrokenKey):
         await world.own()
@@ -334,7 +334,7 @@ async def test_a_successor_is_answered_when_its_predecessor_serves_no_more(world
         assert isinstance(await waiting, OwnershipGranted)
 
 
-async def test_nobody_waits_behind_a_release(world: World) -> None:
+async def test_a_release_does_not_delay_other_calls(world: World) -> None:
     end = End()
     await world.own(replace(ONE, serve_seconds=3.0), end=end)
     await world.resource_bucket.disown(end, [WantedResource(FIELD, 1)])
@@ -360,7 +360,7 @@ async def lose_the_answer(world: World, owner: Owner, generation: int) -> None:
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "new"])
-async def test_whose_grant_was_stored_but_not_answered_may_return(
+async def test_an_owner_whose_stored_grant_was_not_answered_may_return(
     world: World, *, is_known: bool
 ) -> None:
     former = End()
@@ -369,16 +369,18 @@ async def test_whose_grant_was_stored_but_not_answered_may_return(
         await world.own(ONE, end=former)
     generation = 100 if is_known else 1
     await lose_the_answer(world, TWO, generation)
-    noted = len(world.buckets.noted)
+    recorded = len(world.buckets.recorded)
     answer = await world.own(TWO, generation)
     assert isinstance(answer, OwnershipGranted)
     assert (answer.cause, answer.after.generation) == (Cause.RETURNED, generation)
     assert former.reported == ([(FIELD, 1, 100, False)] if is_known else [])
-    assert len(world.buckets.noted) == noted + 1, "a dataset that forgets it would be recognised"
+    assert len(world.buckets.recorded) == recorded + 1, (
+        "a dataset that forgets it would be recognised"
+    )
     assert len(await world.store.read_audit(0, count=10)) == 1 + is_known
 
 
-async def test_others_go_above_a_grant_that_was_stored_but_not_answered(world: World) -> None:
+async def test_other_owners_get_a_generation_above_a_stored_unanswered_grant(world: World) -> None:
     await world.own(ONE)
     await lose_the_answer(world, TWO, 2)
     answer = await world.own(replace(ONE, nonce="another life"), 2)
@@ -387,7 +389,7 @@ async def test_others_go_above_a_grant_that_was_stored_but_not_answered(world: W
     assert (await world.store.read_owned(0))[FIELD].generation == 3
 
 
-async def test_who_does_not_wait_for_the_answer_leaves_no_stale_number(world: World) -> None:
+async def test_a_cancelled_request_leaves_no_stale_number(world: World) -> None:
     await world.own(ONE)
     begun = asyncio.Event()
 

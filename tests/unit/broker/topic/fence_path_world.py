@@ -6,15 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.store.api import Binding, Block, BrokenKey, Outcome, StoredBlock
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
+from onewriter_broker.log.store.api import (
+    Binding,
+    Block,
+    BrokenKey,
+    Durability,
+    Outcome,
+    StoredBlock,
+)
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.log.topic_log.losses import Loss
+from onewriter_broker.log.topic_log.losses import Loss, RangeAtRisk
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.topic.dependencies import TopicDependencies
@@ -28,6 +34,8 @@ from onewriter_core.topic.model import WHOLE, AccessMode, Request, Topic
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore, Moment
 
 ORDERS = TopicName.parse("persistent://shop/default/orders")
 BUCKET = bucket_of(ORDERS, 64)
@@ -101,6 +109,7 @@ class Owner:
         self.refenced: list[Outcome | None] = []
         self.anchor_answers = True
         self.recorded: list[int] = []
+        self.noted: list[int] = []
 
     def holding(self, bucket: int) -> Holding | None:
         return self.held
@@ -115,6 +124,9 @@ class Owner:
     async def record_grant(self, bucket: int, ledger: int) -> None:
         await self.confirm_record(bucket)
         self.recorded.append(ledger)
+
+    def note_grant(self, bucket: int, ledger: int) -> None:
+        self.noted.append(ledger)
 
     async def confirm_record(self, bucket: int) -> None:
         if not self.anchor_answers:
@@ -166,6 +178,7 @@ class World:
         self.store = store
         self.owner = Owner(binding)
         self.losses: list[Loss] = []
+        self.at_risk: list[RangeAtRisk] = []
         self.failures: list[TopicName] = []
         self.failed: Callable[[TopicName], None] = self.failures.append
         self.deposed: list[Outcome] = []
@@ -195,6 +208,7 @@ class World:
             lost=self.losses.append,
             left=lambda *_: None,
             moved=lambda *_: None,
+            at_risk=self.at_risk.append,
             limits=limits,
         )
         self.appender_task = self.spawn(self.appender.run())
@@ -213,12 +227,19 @@ class World:
         self.breaks.append((name, error))
         self.broken(name)
 
-    async def load(self, *numbers: int, is_deduplicated: bool = False) -> TopicRunner:
+    async def load(
+        self,
+        *numbers: int,
+        is_deduplicated: bool = False,
+        durability: Durability = Durability.LOCAL,
+    ) -> TopicRunner:
         """Serve the topic again, as after a restart of the broker."""
         logs: dict[int, TopicLog] = {}
         for partition in numbers or (WHOLE,):
             name = ORDERS if partition == WHOLE else ORDERS.with_partition(partition)
-            logs[partition] = TopicLog(name, self.store, limits=self.limits.log)
+            logs[partition] = TopicLog(
+                name, self.store, wanted_durability=durability, limits=self.limits.log
+            )
             logs[partition]._state = await self.store.read_state(name)
             logs[partition]._exists = "ledger" in logs[partition].state
         partitions = tuple(
@@ -278,10 +299,18 @@ class World:
             1,
             request,
             runner.logs[partition],
-            self.appender.gathered,
+            self.appender.append_soon,
             requested_priority=0,
         )
         runner.request(producer)
+        return producer, channel
+
+    async def granted(
+        self, runner: TopicRunner, mode: AccessMode, name: str = "", **more: Any
+    ) -> tuple[Producer, FakeChannel]:
+        """Ask as ``ask`` does, and wait for the grant."""
+        producer, channel = self.ask(runner, mode, name, **more)
+        await until(lambda: channel.ready)
         return producer, channel
 
     def send(self, producer: Producer, sequence_id: int, *, published_at: int = 1) -> None:

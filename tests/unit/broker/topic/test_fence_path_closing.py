@@ -19,7 +19,7 @@ from onewriter_broker.topic.registry.loaded_topic import Detection, LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Identity
-from onewriter_core.topic.model import WHOLE, AccessMode, Departure, Request
+from onewriter_core.topic.model import WHOLE, AccessMode, Request, TransitionCause
 from onewriter_core.wire.commands import decode_command
 from onewriter_core.wire.frames import FrameReader
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -74,7 +74,7 @@ class Line:
 
     async def wait_for_space(self) -> None: ...
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         raise AssertionError("nothing waits")
 
 
@@ -119,7 +119,7 @@ class Client:
             reconnects=0 if former is None else 1,
         )
         log = self.runner.logs[WHOLE]
-        producer = Producer(self.producing, 1, 1, request, log, self.world.appender.gathered)
+        producer = Producer(self.producing, 1, 1, request, log, self.world.appender.append_soon)
         self.producing._producers[1] = producer
         self.producing._topics_of[1] = cast("LoadedTopic", SimpleNamespace(runner=self.runner))
         self.producing._exclusive += 1
@@ -132,7 +132,7 @@ class Client:
         self.producing.close(pb.CommandCloseProducer(producer_id=1, request_id=request_id))
 
 
-async def test_every_close_is_answered_behind_the_receipts() -> None:
+async def test_every_close_is_answered_after_the_receipts() -> None:
     async with serving() as world:
         client = Client(world, await world.load())
         producer = await client.connected("writer")
@@ -147,16 +147,15 @@ async def test_every_close_is_answered_behind_the_receipts() -> None:
         assert client.line.channel[-1] == "success 9"
 
 
-async def test_a_close_comes_behind_the_receipts_of_attached_resends() -> None:
+async def test_a_close_follows_the_receipts_of_attached_resends() -> None:
     async with serving() as world:
         runner = await world.load()
-        former, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: channel.ready)
+        former, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         gates = Gates(world.store, "append")
         world.send(former, 0)
         world.send(former, 1)
         await gates.reached("append")
-        runner.gone(former, Departure.CONNECTION_LOST)
+        runner.gone(former, TransitionCause.CONNECTION_LOST)
 
         client = Client(world, runner)
         back = await client.connected("writer", former)
@@ -173,12 +172,11 @@ async def test_a_close_comes_behind_the_receipts_of_attached_resends() -> None:
 async def test_a_close_does_not_wait_for_what_the_former_connection_alone_sent() -> None:
     async with serving() as world:
         runner = await world.load()
-        former, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: channel.ready)
+        former, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         gates = Gates(world.store, "append")
         world.send(former, 0)
         await gates.reached("append")
-        runner.gone(former, Departure.CONNECTION_LOST)
+        runner.gone(former, TransitionCause.CONNECTION_LOST)
         client = Client(world, runner)
         await client.connected("writer", former)
         client.close(7)
@@ -190,12 +188,11 @@ async def test_a_close_is_answered_although_the_resends_never_are() -> None:
     """The topic leaves while resends are attached, so they get no receipt any more."""
     async with serving() as world:
         runner = await world.load()
-        former, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: channel.ready)
+        former, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         gates = Gates(world.store, "append")
         world.send(former, 0)
         await gates.reached("append")
-        runner.gone(former, Departure.CONNECTION_LOST)
+        runner.gone(former, TransitionCause.CONNECTION_LOST)
         client = Client(world, runner)
         back = await client.connected("writer", former)
         world.send(back, 0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from tests.contents import stored_in
 from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, Gates, serving, until
 
-from onewriter_broker.log.store.api import Fence, Outcome
+from onewriter_broker.log.store.api import BrokenKey, Fence, Outcome
 from onewriter_broker.topic import runner as runner_module
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST
@@ -18,7 +19,7 @@ from onewriter_core.topic.machine import step
 from onewriter_core.topic.model import WHOLE, AccessMode, ImpossibleStep, PromotionPolicy, Topic
 
 
-async def test_a_topic_that_fails_tells_its_writer_and_its_waiters(
+async def test_a_failed_topic_notifies_its_holder_and_its_waiters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken_step(topic: Topic, event: Event) -> Step:
@@ -29,8 +30,7 @@ async def test_a_topic_that_fails_tells_its_writer_and_its_waiters(
     async with serving() as world:
         runner = await world.load()
         world.failed = lambda _: runner.unload("the topic failed")
-        _, holder = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: holder.ready)
+        _, holder = await world.granted(runner, AccessMode.EXCLUSIVE)
         _, waiter = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
         assert waiter.waits
         monkeypatch.setattr(runner_module, "step", broken_step)
@@ -66,13 +66,13 @@ async def test_an_administrator_is_answered_although_the_topic_cannot_even_be_un
     async with serving() as world:
         runner = await world.load()
         gates = Gates(world.store, "fence")
-        asked = asyncio.gather(
+        request = asyncio.gather(
             runner.administer(FenceRequested("f1", None, 0.0), "f1"), return_exceptions=True
         )
         await gates.reached("fence")
         monkeypatch.setattr(runner_module, "step", broken_step)
         runner.post(PolicyChanged(PromotionPolicy.FIFO, 0.0))
-        assert isinstance((await asked)[0], Unavailable)
+        assert isinstance((await request)[0], Unavailable)
         gates.open("fence")
 
 
@@ -80,10 +80,10 @@ async def test_an_administrator_is_answered_although_the_topic_leaves() -> None:
     async with serving() as world:
         runner = await world.load()
         gates = Gates(world.store, "fence")
-        asked = asyncio.gather(runner.administer(FenceRequested("f1", None, 0.0), "f1"))
+        request = asyncio.gather(runner.administer(FenceRequested("f1", None, 0.0), "f1"))
         await gates.reached("fence")
         runner.unload("the topic is moving")
-        (answer,) = await asked
+        (answer,) = await request
         assert answer.refusal == "the topic is moving"
         gates.open("fence")
 
@@ -91,8 +91,7 @@ async def test_an_administrator_is_answered_although_the_topic_leaves() -> None:
 async def test_a_log_whose_token_was_replaced_is_fenced_again_where_the_bucket_is_kept() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         # A fence of an earlier load of the topic on this broker was still in progress.
         await world.load()
         world.send(holder, 0)
@@ -105,23 +104,20 @@ async def test_a_log_whose_token_was_replaced_is_fenced_again_where_the_bucket_i
 async def test_a_log_that_vanished_is_reported_as_lost_by_the_fence_that_finds_out() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         world.send(holder, 0)
         await until(lambda: channel.receipts)
         del stored_in(world.server.primary).logs[ORDERS]
         assert await world.store.read_blocks(ORDERS, EARLIEST, count=1) == []
-        _, won = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
-        await until(lambda: won.ready)
+        await world.granted(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
         assert world.owner.refenced == [Outcome.LOST]
         assert [loss.entries for loss in world.losses] == [1]
 
 
-async def test_what_is_read_comes_from_the_dataset_that_counts() -> None:
+async def test_reads_come_from_the_registered_dataset() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         world.send(holder, 0)
         await until(lambda: channel.receipts)
         log = runner.logs[WHOLE]
@@ -132,13 +128,12 @@ async def test_what_is_read_comes_from_the_dataset_that_counts() -> None:
             await log.read(EARLIEST, 10, 10_000)
 
 
-async def test_a_fence_that_cannot_be_expressed_fails_its_topic_and_nobody_else() -> None:
+async def test_a_fence_that_cannot_be_encoded_fails_only_its_topic() -> None:
     async with serving() as world:
         runner = await world.load()
-        _, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        await world.granted(runner, AccessMode.EXCLUSIVE)
 
-        async def refuse(fence: Fence) -> Outcome:
+        async def refuse(fences: Sequence[Fence]) -> list[Outcome | BrokenKey]:
             raise ValueError("too many fields")
 
         world.store.fence = refuse  # type: ignore[method-assign]

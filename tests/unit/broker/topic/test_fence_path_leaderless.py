@@ -12,7 +12,7 @@ from tests.unit.broker.topic.test_fence_path_partitions import topics_of
 from onewriter_broker.http.onewriter import history
 from onewriter_broker.topic.history.presence import absent_since
 from onewriter_broker.topic.runner import TopicRunner
-from onewriter_core.topic.model import AccessMode, Departure
+from onewriter_core.topic.model import AccessMode, TransitionCause
 
 pytestmark = pytest.mark.looptime
 
@@ -46,7 +46,7 @@ async def test_status_and_history_measure_until_the_successor_may_write() -> Non
         _, waits = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
         await until(lambda: received.ready)
         gates = Gates(world.store, "fence")
-        runner.gone(first, Departure.CONNECTION_LOST)
+        runner.gone(first, TransitionCause.CONNECTION_LOST)
         await gates.reached("fence")
         await asyncio.sleep(0.7)  # the store is slow, and no producer can write
         gates.open("fence")
@@ -54,32 +54,28 @@ async def test_status_and_history_measure_until_the_successor_may_write() -> Non
         assert await notices(world, runner) == [("grant", None), ("grant", 700)]
 
         # A takeover from a connected writer has no gap.
-        second, received = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "second")
-        await until(lambda: received.ready)
+        second, received = await world.granted(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "second")
         # The gap of a returning holder is reported, too.
-        runner.gone(second, Departure.CONNECTION_LOST)
+        runner.gone(second, TransitionCause.CONNECTION_LOST)
         await asyncio.sleep(0.3)
-        _, back = world.ask(
+        await world.granted(
             runner, AccessMode.EXCLUSIVE, "second", topic_epoch=second.epoch, reconnects=1
         )
-        await until(lambda: back.ready)
         assert (await notices(world, runner))[2:] == [("grant", 0), ("resume", 300)]
 
 
-async def test_a_gap_that_a_change_of_broker_lies_in_begins_when_the_writer_left() -> None:
+async def test_a_gap_with_a_change_of_broker_begins_when_the_writer_left() -> None:
     async with serving() as world:
         let_time_pass(world)
         topics = topics_of(world)
         runner = (await topics.serve(ORDERS)).runner
-        holder, received = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: received.ready)
-        runner.gone(holder, Departure.CLOSED)
+        holder, _ = await world.granted(runner, AccessMode.EXCLUSIVE)
+        runner.gone(holder, TransitionCause.CLOSED)
         await asyncio.sleep(4.0)
 
         runner = (await topics_of(world).serve(ORDERS)).runner  # another broker
         await asyncio.sleep(1.0)
-        _, received = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: received.ready)
+        await world.granted(runner, AccessMode.EXCLUSIVE)
         assert (await notices(world, runner))[-1] == ("grant", 5000)
 
 
@@ -88,18 +84,44 @@ async def test_a_gap_that_a_clean_move_makes_begins_when_the_topic_is_given_away
         let_time_pass(world)
         topics = topics_of(world)
         runner = (await topics.serve(ORDERS)).runner
-        holder, received = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: received.ready)
+        holder, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         await asyncio.sleep(60.0)
         await topics.drain(BUCKET)
         await asyncio.sleep(0.25)
 
         runner = (await topics_of(world).serve(ORDERS)).runner  # another broker
-        _, received = world.ask(
+        await world.granted(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: received.ready)
         assert (await notices(world, runner))[-1] == ("resume", 250)
+
+
+async def test_a_clean_move_before_does_not_lengthen_the_gap_that_a_dead_broker_makes() -> None:
+    async with serving() as world:
+        let_time_pass(world)
+        topics = topics_of(world)
+        runner = (await topics.serve(ORDERS)).runner
+        holder, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
+        await topics.drain(BUCKET)
+
+        async def resumed_at_another_broker(reconnects: int, dead_seconds: float) -> TopicRunner:
+            assert world.owner.held is not None
+            last_seen_ms = world.wall_ms() - round(dead_seconds * 1000)
+            world.owner.held = replace(world.owner.held, last_seen_ms=last_seen_ms)
+            runner = (await topics_of(world).serve(ORDERS)).runner
+            await world.granted(
+                runner,
+                AccessMode.EXCLUSIVE,
+                "writer",
+                topic_epoch=holder.epoch,
+                reconnects=reconnects,
+            )
+            return runner
+
+        await resumed_at_another_broker(1, 0.0)
+        await asyncio.sleep(60.0)  # it writes until its broker dies
+        runner = await resumed_at_another_broker(2, 2.0)
+        assert (await notices(world, runner))[-1] == ("resume", 2_000)
 
 
 @pytest.mark.parametrize(("seen_before_ms", "gap"), [(2_000, 2_000), (None, None)])
@@ -109,18 +131,16 @@ async def test_a_gap_that_a_dead_broker_makes_begins_with_its_last_sign_of_life(
     async with serving() as world:
         let_time_pass(world)
         runner = (await topics_of(world).serve(ORDERS)).runner
-        holder, received = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: received.ready)
+        holder, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         await asyncio.sleep(60.0)  # it writes until its broker dies
 
         assert world.owner.held is not None
         last_seen_ms = None if seen_before_ms is None else world.wall_ms() - seen_before_ms
         world.owner.held = replace(world.owner.held, last_seen_ms=last_seen_ms)
         runner = (await topics_of(world).serve(ORDERS)).runner
-        _, back = world.ask(
+        await world.granted(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: back.ready)
         assert (await notices(world, runner))[-1] == ("resume", gap)
 
 
@@ -147,7 +167,7 @@ async def test_a_gap_that_a_dead_broker_makes_begins_with_its_last_sign_of_life(
         "by a clock that is ahead",
     ],
 )
-def test_since_when_nobody_could_write(
+def test_the_record_states_since_when_no_producer_could_write(
     state: dict[str, str], last_seen_ms: int | None, expected: float | None
 ) -> None:
     assert absent_since(state, 100.0, 10_000, last_seen_ms) == expected

@@ -33,7 +33,7 @@ def topics_of(world: World) -> Topics:
     return topics
 
 
-async def test_two_who_ask_for_a_new_partition_at_once_both_get_it() -> None:
+async def test_two_concurrent_requests_for_a_new_partition_both_succeed() -> None:
     async with serving() as world:
         world.store.faults.hook = lambda *_: asyncio.sleep(0)
         topics = topics_of(world)
@@ -66,7 +66,7 @@ async def test_a_partition_that_could_not_be_opened_is_opened_by_the_next_who_as
         assert (await topics.serve(FIRST)).has(FIRST)
 
 
-async def test_a_partition_is_not_added_to_a_topic_that_left_meanwhile() -> None:
+async def test_a_partition_is_not_added_to_a_topic_that_moved_away() -> None:
     async with serving() as world:
         topics = topics_of(world)
         left = await topics.serve(ORDERS)

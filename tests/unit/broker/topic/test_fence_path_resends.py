@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from tests.unit.broker.topic.fence_path_world import (
     ORDERS,
     FakeChannel,
@@ -17,8 +18,10 @@ from tests.unit.broker.topic.fence_path_world import (
 from onewriter_broker.log.store.api import Outcome
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position
-from onewriter_core.topic.model import WHOLE, AccessMode, Departure
+from onewriter_core.topic.model import WHOLE, AccessMode, TransitionCause
+from onewriter_testing.fake_store.store import Moment
 
 
 async def entries(world: World) -> int:
@@ -29,10 +32,9 @@ async def returned(
     world: World, runner: TopicRunner, *, reconnects: int
 ) -> tuple[Producer, FakeChannel]:
     """The Shared producer reconnects with the name and epoch that it was given at first."""
-    back, channel = world.ask(
+    back, channel = await world.granted(
         runner, AccessMode.SHARED, "writer", topic_epoch=0, reconnects=reconnects
     )
-    await until(lambda: channel.ready)
     return back, channel
 
 
@@ -43,8 +45,7 @@ def told_of_receipts(channel: FakeChannel, count: int) -> Callable[[], bool]:
 async def test_a_resend_is_known_after_a_change_of_broker_although_the_tail_was_trimmed() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         world.send(holder, 0)
         world.send(holder, 1)
         await until(lambda: channel.answered_bytes and not holder.pending)
@@ -60,33 +61,29 @@ async def test_a_resend_is_known_after_a_change_of_broker_although_the_tail_was_
         assert await entries(world) == 0
 
         runner = await world.load()  # another broker
-        back, channel = world.ask(
+        back, channel = await world.granted(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: channel.ready)
         world.send(back, 1)
         await until(lambda: channel.receipts)
         assert await entries(world) == 0
 
 
-async def test_the_first_messages_of_a_new_epoch_are_not_taken_for_those_of_the_one_before() -> (
+async def test_the_first_messages_of_a_new_epoch_are_not_confused_with_those_of_the_former() -> (
     None
 ):
     async with serving() as world:
         runner = await world.load()
-        first, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: channel.ready)
+        first, channel = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         for number in range(5):
             world.send(first, number)
         await until(lambda: not first.pending)
-        second, channel = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "writer")
-        await until(lambda: channel.ready)
+        second, channel = await world.granted(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "writer")
 
         runner = await world.load()  # another broker, before the second one has written
-        back, channel = world.ask(
+        back, channel = await world.granted(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=second.epoch, reconnects=1
         )
-        await until(lambda: channel.ready)
         world.send(back, 0)
         await until(lambda: channel.receipts)
         assert await entries(world) == 6
@@ -97,16 +94,14 @@ async def test_a_store_that_refuses_what_a_returned_producer_awaits_sends_it_bac
 ):
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         gates = Gates(world.store, "append")
         world.send(holder, 0)
         await gates.reached("append")
-        runner.gone(holder, runner.topic.partitions[0].departure)
-        back, channel = world.ask(
+        runner.gone(holder, TransitionCause.CONNECTION_LOST)
+        back, channel = await world.granted(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: channel.ready)
         world.send(back, 0)
         runner.logs[WHOLE].give_up(runner.logs[WHOLE].undecided[0], is_definite=True)
         assert channel.drops
@@ -114,17 +109,14 @@ async def test_a_store_that_refuses_what_a_returned_producer_awaits_sends_it_bac
         await asyncio.sleep(0)
 
 
-async def test_a_shared_namesakes_entries_are_not_taken_for_its_own_however_often_it_returns() -> (
-    None
-):
+async def test_entries_of_a_shared_namesake_never_count_as_own_after_reconnects() -> None:
     async with serving() as world:
         runner = await world.load()
-        former, channel = world.ask(runner, AccessMode.SHARED, "writer")
-        await until(lambda: channel.ready)
+        former, channel = await world.granted(runner, AccessMode.SHARED, "writer")
         for number in range(3):
             world.send(former, number, published_at=1)
         await until(lambda: not former.pending)
-        runner.gone(former, Departure.CLOSED)
+        runner.gone(former, TransitionCause.CLOSED)
         _, channel = world.ask(runner, AccessMode.SHARED, "writer")  # starts at 0 again
         await until(lambda: channel.ready)
 
@@ -133,15 +125,14 @@ async def test_a_shared_namesakes_entries_are_not_taken_for_its_own_however_ofte
             back, channel = await returned(world, runner, reconnects=number + 1)
             world.send(back, number, published_at=2)
             await until(told_of_receipts(channel, 1))
-            runner.gone(back, Departure.CONNECTION_LOST)
+            runner.gone(back, TransitionCause.CONNECTION_LOST)
         assert await entries(world) == 6
 
 
 async def test_a_shared_producers_resends_stay_known_however_often_it_returns() -> None:
     async with serving() as world:
         runner = await world.load()
-        producer, channel = world.ask(runner, AccessMode.SHARED, "writer")
-        await until(lambda: channel.ready)
+        producer, channel = await world.granted(runner, AccessMode.SHARED, "writer")
         for number in range(3):
             world.send(producer, number)
         await until(lambda: not producer.pending)
@@ -152,25 +143,23 @@ async def test_a_shared_producers_resends_stay_known_however_often_it_returns() 
             for number in range(3):
                 world.send(back, number)
             await until(told_of_receipts(channel, 3))
-            runner.gone(back, Departure.CONNECTION_LOST)
+            runner.gone(back, TransitionCause.CONNECTION_LOST)
         assert await entries(world) == 3
 
 
-async def test_a_client_that_counts_anew_loses_nothing() -> None:
+async def test_a_client_that_restarts_its_sequence_loses_nothing() -> None:
     """The C++ client starts at sequence id 0 again when it reconnects without a receipt."""
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         for number in range(3):
             world.send(holder, number, published_at=1)
         await until(lambda: not holder.pending)
-        runner.gone(holder, Departure.CONNECTION_LOST)
+        runner.gone(holder, TransitionCause.CONNECTION_LOST)
 
-        back, channel = world.ask(
+        back, channel = await world.granted(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: channel.ready)
         for number in range(3):
             world.send(back, number, published_at=1)  # resends
         for number in range(3):
@@ -178,31 +167,28 @@ async def test_a_client_that_counts_anew_loses_nothing() -> None:
         await until(told_of_receipts(channel, 4))
         await until(lambda: not back.pending)
         assert await entries(world) == 6
-        runner.gone(back, Departure.CONNECTION_LOST)
+        runner.gone(back, TransitionCause.CONNECTION_LOST)
 
-        last, channel = world.ask(
+        last, channel = await world.granted(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=2
         )
-        await until(lambda: channel.ready)
         world.send(last, 2, published_at=2)  # a resend
         world.send(last, 3, published_at=3)
         await until(lambda: channel.receipts == 2)
         assert await entries(world) == 7
 
 
-async def test_a_client_that_writes_its_metadata_anew_is_known_by_number_and_content() -> None:
+async def test_a_client_that_writes_its_metadata_again_is_known_by_number_and_content() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         for number in range(3):
             world.send(holder, number, published_at=1)
         await until(lambda: not holder.pending)
-        runner.gone(holder, Departure.CONNECTION_LOST)
-        back, channel = world.ask(
+        runner.gone(holder, TransitionCause.CONNECTION_LOST)
+        back, channel = await world.granted(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: channel.ready)
         for number in range(4):
             world.send(back, number, published_at=2)
         await until(told_of_receipts(channel, 4))
@@ -213,16 +199,39 @@ async def test_entries_of_one_number_and_other_contents_are_all_kept() -> None:
     """An application may choose the sequence ids of its messages freely."""
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         for number in (7, 8):
             world.send(holder, number, published_at=1)
         await until(lambda: not holder.pending)
-        runner.gone(holder, Departure.CONNECTION_LOST)
-        back, channel = world.ask(
+        runner.gone(holder, TransitionCause.CONNECTION_LOST)
+        back, channel = await world.granted(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: channel.ready)
         world.send(back, 2, published_at=1)
         await until(lambda: channel.receipts)
         assert await entries(world) == 3
+
+
+@pytest.mark.looptime
+async def test_a_returning_holder_keeps_its_connection_while_its_entries_cannot_be_read() -> None:
+    """The connection may carry other holders, and a holder that loses it loses its topic to a waiter."""
+    async with serving() as world:
+        runner = await world.load()
+        _, channel = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
+        epoch = channel.ready[0]
+        runner = await world.load()  # another broker
+        failures = 2
+
+        async def fail(call: str, moment: Moment) -> None:
+            nonlocal failures
+            if call == "read_blocks" and moment == "before" and failures:
+                failures -= 1
+                raise Undecided("the store did not answer in time")
+
+        world.store.faults.hook = fail
+        _, channel = world.ask(
+            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=epoch, reconnects=1
+        )
+        await asyncio.sleep(1.0)
+        assert failures == 0
+        assert (channel.ready, channel.drops) == ([epoch], [])

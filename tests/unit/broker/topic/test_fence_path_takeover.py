@@ -7,7 +7,7 @@ import asyncio
 from tests.unit.broker.topic.fence_path_world import ORDERS, Gates, serving, until
 
 from onewriter_core.errors import ServerError
-from onewriter_core.topic.model import WHOLE, AccessMode, Departure
+from onewriter_core.topic.model import WHOLE, AccessMode, TransitionCause
 
 
 async def test_a_holder_that_resumes_while_it_is_deposed_writes_nothing_into_the_next_ledger() -> (
@@ -15,13 +15,12 @@ async def test_a_holder_that_resumes_while_it_is_deposed_writes_nothing_into_the
 ):
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: channel.ready)
+        holder, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
 
         # The broker restarts. The holder returns with its epoch, and the log is read for it.
         runner = await world.load()
         gates = Gates(world.store, "read_blocks", "fence")
-        back, channel = world.ask(
+        back, _channel = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
         await gates.reached("read_blocks")
@@ -45,8 +44,7 @@ async def test_a_holder_that_resumes_while_it_is_deposed_writes_nothing_into_the
 async def test_a_partition_that_joins_a_holder_being_deposed_writes_nothing_afterwards() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
-        _, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer", partition=0)
-        await until(lambda: channel.ready)
+        await world.granted(runner, AccessMode.EXCLUSIVE, "writer", partition=0)
         gates = Gates(world.store, "fence")
         winner, won = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "rival", partition=0)
         world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "rival", partition=1)
@@ -89,19 +87,17 @@ async def test_a_roll_of_a_busy_log_does_not_keep_the_others_waiting() -> None:
         await until(lambda: world.appender.statistics.fences == 2, turns=300)
 
 
-async def test_what_a_departed_holder_left_is_not_appended_behind_the_end_of_its_right_to_resume() -> (
+async def test_entries_of_a_departed_holder_are_not_appended_after_its_right_to_resume_ends() -> (
     None
 ):
     async with serving() as world:
         runner = await world.load()
         log = runner.logs[WHOLE]
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: channel.ready)
+        holder, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
         log._is_writable = False  # the store has just rejected a write
         world.send(holder, 0)
-        runner.gone(holder, Departure.CONNECTION_LOST)
-        _, shared = world.ask(runner, AccessMode.SHARED)
-        await until(lambda: shared.ready)
+        runner.gone(holder, TransitionCause.CONNECTION_LOST)
+        await world.granted(runner, AccessMode.SHARED)
         _, refused = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )

@@ -12,8 +12,6 @@ from tests.stamps import stamp_anew
 
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.store.api import Binding, Durability, Marker, Outcome
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
@@ -21,10 +19,13 @@ from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.fencing import Fencing
+from onewriter_broker.topic.history.background import SAVES_MAX
 from onewriter_core.ids import EARLIEST, Identity, Position, TopicName
 from onewriter_core.topic.effects import NEW_EPOCH, Fence
-from onewriter_core.topic.model import WHOLE, Departure, Partition, Purpose, Tenure
+from onewriter_core.topic.model import WHOLE, Partition, Purpose, Tenure, TransitionCause
 from onewriter_core.wire.values import Send
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore, Moment
 
 TOPIC = TopicName.parse("orders")
 PARTITION = Partition(WHOLE)
@@ -77,6 +78,9 @@ class Owner:
     async def record_grant(self, bucket: int, ledger: int) -> None:
         self.recorded.append(ledger)
 
+    def note_grant(self, bucket: int, ledger: int) -> None:
+        self.recorded.append(ledger)
+
     async def confirm_record(self, bucket: int) -> None: ...
 
     async def record_use(self, bucket: int, ledger: int) -> None:
@@ -104,6 +108,7 @@ class World:
         self.log = TopicLog(TOPIC, self.store)
         self.lost: list[Loss] = []
         self.audits: list[dict[str, str]] = []
+        self.audit_answers: list[Outcome | Exception] = []
         self.deposed: list[Outcome] = []
         self.client = Client()
         loop = asyncio.get_running_loop()
@@ -119,32 +124,53 @@ class World:
         def spawn(work: Coroutine[object, object, None]) -> asyncio.Task[None]:
             return tasks.create_task(work)
 
+        self.dependencies = TopicDependencies(
+            store=self.store,
+            appender=self.appender,
+            ownership=self.owner,
+            spawn=spawn,
+            now=loop.time,
+            wall_ms=lambda: 1,
+            incarnation="broker-a",
+            failed=lambda name: None,
+            broken=lambda name, error: None,
+            lost=self.lost.append,
+            left=lambda name, binding, ends: None,
+            moved=lambda name, record: None,
+        )
         self.fencing = Fencing(
             TOPIC,
             0,
             {WHOLE: self.log},
-            TopicDependencies(
-                store=self.store,
-                appender=self.appender,
-                ownership=self.owner,
-                spawn=spawn,
-                now=loop.time,
-                wall_ms=lambda: 1,
-                incarnation="broker-a",
-                failed=lambda name: None,
-                broken=lambda name, error: None,
-                lost=self.lost.append,
-                left=lambda name, binding, ends: None,
-                moved=lambda name, record: None,
-            ),
-            self.audits.append,
+            self.dependencies,
+            self.write_audit,
             lambda partition: {},
         )
+
+    async def write_audit(self, binding: Binding, record: dict[str, str]) -> Outcome:
+        if self.audit_answers:
+            answer = self.audit_answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            if answer is not Outcome.DONE:
+                return answer
+        outcome = await self.store.write_audit(binding, record)
+        if outcome is Outcome.DONE:
+            self.audits.append(record)
+        return outcome
 
     async def fence(self, purpose: Purpose = Purpose.GRANT) -> int | None:
         tenure = Tenure(NEW_EPOCH if purpose is Purpose.GRANT else 5, "writer", Identity("", ""))
         effect = Fence(
-            1, purpose, (WHOLE,), None, Departure.NONE, (), ((WHOLE, tenure),), ((WHOLE, ()),), None
+            1,
+            purpose,
+            (WHOLE,),
+            None,
+            TransitionCause.NONE,
+            (),
+            ((WHOLE, tenure),),
+            ((WHOLE, ()),),
+            None,
         )
         ledger = await self.owner.reserve_ledger(0)
         flush = purpose is not Purpose.GRANT
@@ -155,7 +181,7 @@ class World:
         for number in range(count):
             send = Send(1, number, 1)
             self.log.accept((self.client, send, memoryview(b"x")))
-            self.appender.gathered(self.log)
+            self.appender.append_soon(self.log)
         async with asyncio.timeout(60):
             while waits and len(self.client.stored_at) < goal:  # noqa: ASYNC110 - the log reports it
                 await asyncio.sleep(0)
@@ -163,7 +189,7 @@ class World:
     def broke(self) -> None:
         """Do what the runner does after a failover of the store."""
         self.log._is_writable = False
-        self.log._was_refused = True
+        self.log._needs_comparison = True
 
     async def positions(self) -> list[str]:
         blocks = await self.store.read_blocks(TOPIC, EARLIEST, count=100)
@@ -237,7 +263,7 @@ async def test_a_closed_log_is_not_opened_by_a_fence_that_was_under_way() -> Non
         assert not broker.log.is_writable
 
 
-async def test_acknowledged_entries_behind_a_torn_tail_are_counted_ledger_by_ledger() -> None:
+async def test_acknowledged_entries_after_a_torn_tail_are_counted_by_ledger() -> None:
     """Entries before a marker that was lost with them count, too, as after a roll."""
     async with world() as broker:
         await broker.fence()
@@ -299,6 +325,56 @@ async def test_undecided_blocks_that_are_there_are_confirmed() -> None:
         assert len([text for text in await broker.positions() if not text.endswith("-0")]) == 1
 
 
+async def save_behind_others(broker: World, fields: dict[str, str]) -> asyncio.Event:
+    """Queue a record of presence. It is saved after the returned event is set."""
+    may_save = asyncio.Event()
+
+    async def wait(work: Coroutine[object, object, None]) -> None:
+        await may_save.wait()
+        await work
+
+    async def save(work: Coroutine[object, object, None]) -> None:
+        await work
+
+    presence = broker.dependencies.presence
+    for number in range(SAVES_MAX):
+        other = TopicLog(TopicName.parse(f"other-{number}"), broker.store)
+        presence.save(0, other, {"present": "0"}, wait)
+    await asyncio.sleep(0)
+    presence.save(0, broker.log, fields, save)
+    return may_save
+
+
+async def presence_saved(broker: World) -> dict[str, str]:
+    """The stored state of the log after all queued records of presence were saved."""
+    async with asyncio.timeout(60):
+        while broker.dependencies.presence._buckets:  # noqa: ASYNC110 - the queue reports it
+            await asyncio.sleep(0)
+    return dict(await broker.store.read_state(TOPIC))
+
+
+async def test_a_record_of_the_former_holder_s_presence_does_not_replace_a_grant() -> None:
+    """The record waits while another producer gets the grant. Then the store still shows a holder that may resume."""
+    async with world() as broker:
+        await broker.fence()
+        may_save = await save_behind_others(broker, {"present": "0", "absentSince": "1"})
+        assert await broker.fence() is not None
+        may_save.set()
+        state = await presence_saved(broker)
+        assert (state["present"], state["absentSince"]) == ("1", "")
+
+
+async def test_a_fence_that_grants_nothing_saves_a_waiting_record_of_presence() -> None:
+    async with world() as broker:
+        await broker.fence()
+        may_save = await save_behind_others(broker, {"present": "0", "absentSince": "1"})
+        assert await broker.fence(Purpose.ROLL) is not None
+        state = dict(await broker.store.read_state(TOPIC))
+        assert (state["present"], state["absentSince"]) == ("0", "1")
+        may_save.set()
+        assert await presence_saved(broker) == state
+
+
 @pytest.mark.parametrize(
     ("survived", "expected"),
     [
@@ -307,7 +383,7 @@ async def test_undecided_blocks_that_are_there_are_confirmed() -> None:
         (EARLIEST, [(Position(5, 0), Position(5, 9)), (Position(6, 0), Position(6, 4))]),
     ],
 )
-def test_losses_are_told_by_ledger(
+def test_losses_are_reported_by_ledger(
     survived: Position, expected: list[tuple[Position, Position]]
 ) -> None:
     ends = [Position(5, 9), Position(6, 4)]

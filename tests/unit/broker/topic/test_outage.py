@@ -22,7 +22,7 @@ from onewriter_broker.http.onewriter import history
 from onewriter_broker.topic.history.audit import AuditTail
 from onewriter_broker.topic.history.presence import ending_of
 from onewriter_broker.topic.runner import TopicRunner
-from onewriter_core.topic.model import AccessMode, Departure, Ending
+from onewriter_core.topic.model import AccessMode, Ending, TransitionCause
 
 pytestmark = pytest.mark.looptime
 
@@ -62,7 +62,7 @@ async def test_the_outage_of_a_silent_holder_begins_with_its_last_byte() -> None
         await asyncio.sleep(2.5)
         gates = Gates(world.store, "fence")
         with capture_logs() as logged:
-            runner.gone(first, Departure.SILENT)
+            runner.gone(first, TransitionCause.SILENT)
             await gates.reached("fence")
             await asyncio.sleep(0.3)  # the store is slow
             gates.open("fence")
@@ -74,11 +74,11 @@ async def test_the_outage_of_a_silent_holder_begins_with_its_last_byte() -> None
 
 
 @pytest.mark.parametrize(
-    ("departure", "silent", "detection"),
-    [(Departure.CLOSED, 1.0, 0), (Departure.CONNECTION_LOST, 0.5, 500)],
+    ("cause", "silent", "detection"),
+    [(TransitionCause.CLOSED, 1.0, 0), (TransitionCause.CONNECTION_LOST, 0.5, 500)],
 )
 async def test_a_holder_that_closes_its_producer_was_alive_until_then(
-    departure: Departure, silent: float, detection: int
+    cause: TransitionCause, silent: float, detection: int
 ) -> None:
     async with serving() as world:
         runner = await world.load()
@@ -87,7 +87,7 @@ async def test_a_holder_that_closes_its_producer_was_alive_until_then(
         await until(lambda: channel.ready)
         heard_now(channel)
         await asyncio.sleep(silent)
-        runner.gone(first, departure)
+        runner.gone(first, cause)
         await until(lambda: waits.ready)
         assert (await times(world, runner))[:3] == (detection, 0, detection)
 
@@ -95,8 +95,7 @@ async def test_a_holder_that_closes_its_producer_was_alive_until_then(
 async def test_a_takeover_counts_from_the_last_byte_of_the_writer_that_the_fence_stops() -> None:
     async with serving() as world:
         runner = await world.load()
-        _, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        _, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         heard_now(channel)
         await asyncio.sleep(0.4)
         gates = Gates(world.store, "fence")
@@ -111,8 +110,7 @@ async def test_a_takeover_counts_from_the_last_byte_of_the_writer_that_the_fence
 async def test_the_first_message_is_reported_when_it_follows_within_a_minute() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         await asyncio.sleep(1.5)
         world.send(holder, 1)
         await until(lambda: channel.receipts)
@@ -121,8 +119,7 @@ async def test_the_first_message_is_reported_when_it_follows_within_a_minute() -
         await until(lambda: channel.receipts == 2)
         assert (await times(world, runner))[3] == 1500
 
-        late, channel = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "late")
-        await until(lambda: channel.ready)
+        late, channel = await world.granted(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "late")
         await asyncio.sleep(61.0)
         world.send(late, 1)
         await until(lambda: channel.receipts)
@@ -138,7 +135,7 @@ async def test_a_transition_keeps_its_time_and_its_parts_for_the_next_broker() -
         await until(lambda: channel.ready)
         heard_now(channel)
         await asyncio.sleep(2.0)
-        runner.gone(first, Departure.SILENT)
+        runner.gone(first, TransitionCause.SILENT)
         await until(lambda: waits.ready)
         await asyncio.sleep(0.1)
         world.send(next_one, 1)
@@ -151,23 +148,19 @@ async def test_a_transition_keeps_its_time_and_its_parts_for_the_next_broker() -
         assert recalled == runner.history.transitions
 
 
-async def test_what_a_broker_that_ended_knew_of_a_silent_holder_counts_for_the_next_broker() -> (
-    None
-):
+async def test_the_next_broker_uses_what_the_former_knew_of_a_silent_holder() -> None:
     async with serving() as world:
         let_time_pass(world)
         runner = (await topics_of(world).serve(ORDERS)).runner
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         heard_now(channel)
         await asyncio.sleep(2.5)
-        runner.gone(holder, Departure.SILENT)
+        runner.gone(holder, TransitionCause.SILENT)
         await asyncio.sleep(4.0)
 
         runner = (await topics_of(world).serve(ORDERS)).runner  # another broker
         await asyncio.sleep(1.0)
-        _, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        _, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         assert (await times(world, runner))[:3] == (2500, 5000, 7500)
 
 

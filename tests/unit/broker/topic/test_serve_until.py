@@ -14,7 +14,7 @@ from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Refused
 from onewriter_core.property_names import SERVE_SECONDS_PROPERTY
 from onewriter_core.topic.events import FenceRequested, HandoverRequested
-from onewriter_core.topic.model import WHOLE, AccessMode, Departure, Draining
+from onewriter_core.topic.model import WHOLE, AccessMode, Draining, TransitionCause
 
 EXCLUSIVE, WAITING = AccessMode.EXCLUSIVE, AccessMode.WAIT_FOR_EXCLUSIVE
 SECONDS = 3.0
@@ -27,8 +27,7 @@ async def served(
 ) -> tuple[TopicRunner, Producer, FakeChannel]:
     """A topic whose holder serves, and was assured just now."""
     runner = await world.load()
-    producer, channel = world.ask(runner, EXCLUSIVE, "holder", serve_seconds=SECONDS)
-    await until(lambda: channel.ready)
+    producer, channel = await world.granted(runner, EXCLUSIVE, "holder", serve_seconds=SECONDS)
     assert producer.epoch is not None
     if assures:
         assert runner.assure(WHOLE, producer.epoch)
@@ -43,12 +42,12 @@ async def granted_after(channel: FakeChannel) -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_a_successor_waits_for_a_lost_holder_and_writes_are_out_at_once() -> None:
+async def test_a_successor_waits_for_a_lost_holder_whose_writes_are_refused_immediately() -> None:
     async with serving() as world:
         runner, producer, _ = await served(world)
         assured_at = runner._assured_at[WHOLE]
         successor, channel = world.ask(runner, WAITING, "successor")
-        runner.gone(producer, Departure.CONNECTION_LOST)
+        runner.gone(producer, TransitionCause.CONNECTION_LOST)
         await until(lambda: isinstance(runner.topic.phase, Draining))
         assert not channel.ready
         assert runner.topic.partitions[0].epoch > (producer.epoch or 0), "the fence is stored"
@@ -58,7 +57,7 @@ async def test_a_successor_waits_for_a_lost_holder_and_writes_are_out_at_once() 
         await until(lambda: channel.receipts)
 
 
-async def test_a_deposed_holder_is_told_before_its_successor() -> None:
+async def test_a_deposed_holder_is_notified_before_its_successor() -> None:
     async with serving() as world:
         runner, _, holder = await served(world)
         channel = world.ask(runner, WAITING, "successor")[1]
@@ -71,20 +70,20 @@ async def test_a_deposed_holder_is_told_before_its_successor() -> None:
         assert (await waits).refusal == ""
 
 
-async def test_who_closes_is_not_waited_for() -> None:
+async def test_a_successor_does_not_wait_for_a_holder_that_closed() -> None:
     async with serving() as world:
         runner, producer, _ = await served(world)
         channel = world.ask(runner, WAITING, "successor")[1]
-        runner.gone(producer, Departure.CLOSED)
+        runner.gone(producer, TransitionCause.CLOSED)
         await until(lambda: channel.ready)
         assert runner.topic.pending_fence is None
 
 
-async def test_who_was_never_assured_is_not_waited_for() -> None:
+async def test_a_successor_does_not_wait_for_a_holder_that_was_never_assured() -> None:
     async with serving() as world:
         runner, producer, _ = await served(world, assures=False)
         channel = world.ask(runner, WAITING, "successor")[1]
-        runner.gone(producer, Departure.CONNECTION_LOST)
+        runner.gone(producer, TransitionCause.CONNECTION_LOST)
         await until(lambda: channel.ready)
 
 
@@ -107,12 +106,12 @@ async def test_another_broker_waits_the_whole_time_from_when_it_read_the_state()
         assert await granted_after(channel) >= loaded_at + SECONDS
 
 
-async def test_another_broker_waits_also_where_the_grant_was_not_told_yet() -> None:
+async def test_another_broker_waits_also_if_the_grant_was_not_answered_yet() -> None:
     """A fence that grants another producer does not remove from the store how long the former may serve."""
     async with serving() as world:
         runner, producer, _ = await served(world)
         world.ask(runner, WAITING, "successor")
-        runner.gone(producer, Departure.CONNECTION_LOST)
+        runner.gone(producer, TransitionCause.CONNECTION_LOST)
         await until(lambda: isinstance(runner.topic.phase, Draining))
         runner.unload("the bucket moves")
         loaded_at = asyncio.get_running_loop().time()
@@ -120,10 +119,10 @@ async def test_another_broker_waits_also_where_the_grant_was_not_told_yet() -> N
         assert await granted_after(channel) >= loaded_at + SECONDS
 
 
-async def test_a_holder_that_comes_back_waits_for_nobody() -> None:
+async def test_a_returning_holder_does_not_wait_for_other_producers() -> None:
     async with serving() as world:
         runner, producer, _ = await served(world)
-        runner.gone(producer, Departure.CONNECTION_LOST)
+        runner.gone(producer, TransitionCause.CONNECTION_LOST)
         channel = world.ask(runner, EXCLUSIVE, "holder", topic_epoch=producer.epoch, reconnects=1)[
             1
         ]
@@ -135,7 +134,7 @@ async def test_shared_producers_wait_too() -> None:
     async with serving() as world:
         runner, producer, _ = await served(world)
         assured_at = runner._assured_at[WHOLE]
-        runner.gone(producer, Departure.CONNECTION_LOST)
+        runner.gone(producer, TransitionCause.CONNECTION_LOST)
         channel = world.ask(runner, AccessMode.SHARED, "shared")[1]
         assert await granted_after(channel) >= assured_at + SECONDS
 
@@ -143,13 +142,13 @@ async def test_shared_producers_wait_too() -> None:
 async def test_a_winner_that_has_gone_is_skipped_and_the_next_one_waits_no_longer() -> None:
     async with serving() as world:
         runner, producer, _ = await served(world)
-        ghost, ghost_told = world.ask(runner, WAITING, "ghost")
+        former, former_answers = world.ask(runner, WAITING, "ghost")
         channel = world.ask(runner, WAITING, "next")[1]
-        runner.gone(producer, Departure.CONNECTION_LOST)
+        runner.gone(producer, TransitionCause.CONNECTION_LOST)
         await until(lambda: isinstance(runner.topic.phase, Draining))
-        runner.gone(ghost, Departure.CONNECTION_LOST)
+        runner.gone(former, TransitionCause.CONNECTION_LOST)
         await granted_after(channel)
-        assert not ghost_told.ready
+        assert not former_answers.ready
         state = await world.store.read_state(ORDERS)
         assert state["serves"] == "0", "the successor did not ask to serve"
 
@@ -164,7 +163,7 @@ def test_more_than_three_seconds_and_nonsense_are_refused(text: str) -> None:
     ("properties", "seconds"),
     [({}, 0.0), ({SERVE_SECONDS_PROPERTY: "3"}, 3.0), ({SERVE_SECONDS_PROPERTY: "0.0001"}, 0.001)],
 )
-def test_what_is_asked_for_is_kept_in_milliseconds(
+def test_requested_serve_seconds_are_stored_in_milliseconds(
     properties: Mapping[str, str], seconds: float
 ) -> None:
     assert serve_seconds_of(properties) == seconds

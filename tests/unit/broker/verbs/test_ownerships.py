@@ -33,7 +33,7 @@ class Brokers:
     def __init__(
         self, unowned: list[int], refusals: Mapping[str, OnewriterError] | None = None
     ) -> None:
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
         self.refusals = refusals or {}
         self._unowned = unowned
 
@@ -63,7 +63,7 @@ class _Broker:
         return self._answer(query, {"dropped": 2, "kept": 1})
 
     def _answer(self, query: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-        self._brokers.asked.append((self._url, query))
+        self._brokers.requests.append((self._url, query))
         if self._url in self._brokers.refusals:
             raise self._brokers.refusals[self._url]
         if self._url == "http://two" and not self._brokers.brokers()["unowned"]:
@@ -102,7 +102,7 @@ def test_where_the_first_broker_refuses_nothing_is_done(monkeypatch: pytest.Monk
     monkeypatch.setattr(options, "Broker", brokers)
     done = CliRunner().invoke(verb.ownerships, ["--drop", "--group", "g"])
     assert done.exception is REFUSED, "the command ends with it"
-    assert [url for url, _ in brokers.asked] == ["http://one"]
+    assert [url for url, _ in brokers.requests] == ["http://one"]
 
 
 def test_every_live_broker_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_every_live_broker_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "Broker", brokers)
     words = ["--drop", "--group", "", "--resource", "r", "-o", "json"]
     done = CliRunner().invoke(verb.ownerships, words)
-    assert [url for url, _ in brokers.asked] == ["http://one", "http://two"]
-    assert brokers.asked[0][1] == {"group": "", "resource": "r"}
-    said = json.loads(done.stdout)
-    assert (said["dropped"], said["kept"]) == (4, 2)
+    assert [url for url, _ in brokers.requests] == ["http://one", "http://two"]
+    assert brokers.requests[0][1] == {"group": "", "resource": "r"}
+    output = json.loads(done.stdout)
+    assert (output["dropped"], output["kept"]) == (4, 2)

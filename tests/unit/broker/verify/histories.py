@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tests.stamps import stamp_anew
+from tests.stamps import fence_once, stamp_anew
 
 from onewriter_broker.log.store.api import Append, Binding, FencedLog, LogStore, Marker, Outcome
 from onewriter_broker.log.store.api import Fence as StoreFence
@@ -37,7 +37,6 @@ from onewriter_core.topic.effects import NEW_EPOCH, Fence
 from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
-    Departure,
     Held,
     Member,
     Partition,
@@ -45,6 +44,7 @@ from onewriter_core.topic.model import (
     PromotionPolicy,
     Purpose,
     Tenure,
+    TransitionCause,
     Vacant,
 )
 from onewriter_core.wire.messages import build_entry
@@ -162,7 +162,7 @@ class TopicHistory:
         group: ProducerGroup | None = None,
         *,
         left: ProducerGroup | None = None,
-        departure: Departure = Departure.NONE,
+        cause: TransitionCause = TransitionCause.NONE,
         partitions: Sequence[int] = (),
         loads: tuple[int, int] = (0, 0),
     ) -> int:
@@ -171,7 +171,7 @@ class TopicHistory:
         self.ledger += 1
         self.claims += 1
         self.clock_ms += 10
-        changes_hands = purpose in {Purpose.GRANT, Purpose.DEPOSE}
+        begins_epoch = purpose in {Purpose.GRANT, Purpose.DEPOSE}
         tenures: list[tuple[int, Tenure | None]] = []
         for number in numbers:
             ownership = self.partitions[number].ownership
@@ -187,7 +187,7 @@ class TopicHistory:
             purpose,
             numbers,
             group,
-            departure,
+            cause,
             (),
             tuple(tenures),
             tuple((number, ()) for number in numbers),
@@ -213,7 +213,7 @@ class TopicHistory:
             {number: self.logs[number].summary() for number in numbers},
             self.clock_ms,
         )
-        outcome = await self.store.fence(StoreFence(self.binding, self.ledger, parts, audit))
+        outcome = await fence_once(self.store, StoreFence(self.binding, self.ledger, parts, audit))
         assert outcome is Outcome.DONE
         for number, part in zip(numbers, parts, strict=True):
             topic_log = self.logs[number]
@@ -227,7 +227,7 @@ class TopicHistory:
                 tenure = replace(tenure, epoch=self.ledger)
             self.partitions[number] = replace(
                 partition,
-                epoch=self.ledger if changes_hands else partition.epoch,
+                epoch=self.ledger if begins_epoch else partition.epoch,
                 ledger=self.ledger,
                 ownership=Vacant() if tenure is None else Held(tenure, "group"),
             )
@@ -292,7 +292,7 @@ class TopicHistory:
             kind="resume",
             epoch=str(self.partitions[WHOLE].epoch),
             ledger=str(self.ledger),
-            cause=Departure.CONNECTION_LOST.value,
+            cause=TransitionCause.CONNECTION_LOST.value,
             **group_fields(group),
         )
 
@@ -316,7 +316,7 @@ async def a_long_history(store: LogStore) -> TopicHistory:
     await history.fence(Purpose.GRANT, bob, left=carol)
     await history.publish(entry("bob", 0))
     await history.publish(entry("bob", 1), entry("bob", 2))
-    await history.fence(Purpose.DEPOSE, departure=Departure.FENCED)
+    await history.fence(Purpose.DEPOSE, cause=TransitionCause.FENCED)
     await history.fence(Purpose.SHARE)
     await history.publish(entry("x", 0), entry("y", 0), entry("x", 1))
     await history.publish(entry("x", 0, time_ms=1_700_000_900_000))  # another producer of that name

@@ -16,8 +16,6 @@ from tests.unit.broker.verify.histories import (
 )
 
 from onewriter_broker.log.store.api import Marker, Outcome, StoredBlock
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.verify.observer import LogObserver
 from onewriter_broker.verify.reader import LogReport, all_logs, logs_of, stored_state, verify
 from onewriter_core.audit.findings import DEFAULT_LIMITS, AuditLimits, Finding
@@ -26,7 +24,9 @@ from onewriter_core.audit.logs import LogChecker
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName, bucket_of
 from onewriter_core.log_format.field_names import TRIMMED
-from onewriter_core.topic.model import Departure, PromotionPolicy, Purpose
+from onewriter_core.topic.model import PromotionPolicy, Purpose, TransitionCause
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 BUCKET = bucket_of(TOPIC, BUCKETS)
 
@@ -84,7 +84,7 @@ async def test_a_group_of_partitions_is_fenced_together_and_rolled_alone(
     assert one.entries == 1
 
 
-async def test_a_topic_that_nobody_knows_has_no_log(store: FakeLogStore) -> None:
+async def test_an_unknown_topic_has_no_log(store: FakeLogStore) -> None:
     assert await logs_of(store, TopicName.parse("nothing"), BUCKETS) == []
 
 
@@ -107,6 +107,26 @@ async def test_a_reported_loss_is_a_note_and_an_unreported_one_a_violation(
     assert notes(report) == ["entries behind 5-1 up to 5-2 were reported lost"]
 
 
+async def test_a_range_at_risk_is_a_note_and_covers_a_loss(
+    server: FakeServer, store: FakeLogStore
+) -> None:
+    history = await TopicHistory.begin(store)
+    await history.fence(Purpose.GRANT, waiter("alice"))
+    await history.publish(entry("alice", 0))
+    await history.publish(entry("alice", 1))
+    del stored_in(server.primary).logs[TOPIC].blocks[-1]
+    await history.fence(Purpose.REFENCE)
+    await history.audit(
+        kind="risk", log=str(TOPIC), after="5-1", ledger="64", generation="2", durability="Local"
+    )
+    report = await report_of(store)
+    assert report.findings.holds
+    assert (
+        "a failover of the store may have lost acknowledged entries after 5-1, in ledgers up to 64"
+        " (durability Local)"
+    ) in notes(report)
+
+
 async def test_a_fence_repeated_after_a_failover_forgot_nothing(store: FakeLogStore) -> None:
     history = await TopicHistory.begin(store)
     await history.fence(Purpose.GRANT, waiter("alice"))
@@ -117,7 +137,7 @@ async def test_a_fence_repeated_after_a_failover_forgot_nothing(store: FakeLogSt
     assert await holds_without_notes(store)
 
 
-async def test_the_same_grant_by_somebody_else_did_forget(store: FakeLogStore) -> None:
+async def test_the_same_grant_by_another_fence_shows_a_loss(store: FakeLogStore) -> None:
     history = await TopicHistory.begin(store)
     await history.fence(Purpose.GRANT, waiter("alice"))
     before = history.partitions.copy()
@@ -130,26 +150,26 @@ async def test_the_same_grant_by_somebody_else_did_forget(store: FakeLogStore) -
 
 
 @pytest.mark.parametrize(
-    ("policy", "departure", "holds"),
+    ("policy", "cause", "holds"),
     [
-        (PromotionPolicy.PRIORITY, Departure.NONE, False),
-        (PromotionPolicy.FIFO, Departure.NONE, True),
-        (PromotionPolicy.PRIORITY, Departure.HANDED_OVER, True),
+        (PromotionPolicy.PRIORITY, TransitionCause.NONE, False),
+        (PromotionPolicy.FIFO, TransitionCause.NONE, True),
+        (PromotionPolicy.PRIORITY, TransitionCause.HANDED_OVER, True),
     ],
 )
 async def test_the_promoted_waiter_depends_on_policy_and_handover(
-    store: FakeLogStore, policy: PromotionPolicy, departure: Departure, holds: bool
+    store: FakeLogStore, policy: PromotionPolicy, cause: TransitionCause, holds: bool
 ) -> None:
     history = await TopicHistory.begin(store)
     history.policy = policy
     await history.fence(Purpose.GRANT, waiter("alice"))
     early, urgent = waiter("bob", arrival=1), waiter("carol", arrival=2, priority=9)
-    await history.fence(Purpose.GRANT, early, left=urgent, departure=departure)
+    await history.fence(Purpose.GRANT, early, left=urgent, cause=cause)
     assert (await report_of(store)).findings.holds is holds
 
 
 @pytest.mark.parametrize(("loads", "holds"), [((1, 2), True), ((2, 2), False), ((3, 2), False)])
-async def test_balanced_promotes_whoever_had_less_to_lead(
+async def test_balanced_promotes_the_host_that_leads_fewer_topics(
     store: FakeLogStore, loads: tuple[int, int], holds: bool
 ) -> None:
     history = await TopicHistory.begin(store)
@@ -199,7 +219,7 @@ async def test_markers_from_before_the_audit_begins_are_not_compared(
     ]
 
 
-async def test_trims_are_noted_and_further_missing_entries_are_found(
+async def test_trims_are_recorded_and_further_missing_entries_are_detected(
     store: FakeLogStore, server: FakeServer
 ) -> None:
     history = await a_long_history(store)
@@ -273,7 +293,7 @@ async def test_a_store_that_does_not_answer_is_asked_again_and_then_left(
         await report_of(store)
 
 
-async def test_an_unreadable_record_and_an_unreadable_entry_are_said(
+async def test_an_unreadable_record_and_an_unreadable_entry_are_reported(
     server: FakeServer, store: FakeLogStore
 ) -> None:
     history = await a_long_history(store)

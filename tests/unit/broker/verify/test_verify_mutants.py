@@ -13,13 +13,13 @@ from tests.contents import AuditRecord, Contents, stored_in
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, a_long_history, entry
 
 from onewriter_broker.log.store.api import Block, Marker, StoredBlock
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import payloads
 from onewriter_broker.verify.reader import LogReport, verify
 from onewriter_core.audit.findings import DEFAULT_LIMITS, PREDICATES, AuditLimits
 from onewriter_core.ids import Position, TopicName, bucket_of
 from onewriter_core.log_format.chain import CHAIN_START, chain
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 BUCKET = bucket_of(TOPIC, BUCKETS)
 
@@ -203,6 +203,10 @@ def the_newest_marker_is_missing(stored: Stored) -> None:
     del stored.blocks[stored.index("10-0") :]
 
 
+def the_log_is_emptied(stored: Stored) -> None:
+    stored.blocks.clear()
+
+
 def a_fence_is_not_audited(stored: Stored) -> None:
     stored.audit.remove(next(record for record in stored.audit if record[1] == stored.fence(9)))
 
@@ -299,6 +303,7 @@ MUTANTS: list[tuple[Callable[[Stored], None], str]] = [
     (the_wrong_waiter_is_promoted, "S11"),
     (a_marker_is_missing, "S4"),
     (the_newest_marker_is_missing, "S4"),
+    (the_log_is_emptied, "S4"),
     (a_fence_is_not_audited, "S4"),
     (a_chunk_is_missing, "S6"),
     (sequence_ids_fall, "S6"),
@@ -349,7 +354,7 @@ async def test_the_beginning_of_a_publish_at_the_logs_end_is_no_violation() -> N
     assert ["app/1 is not whole" in note for note in report.findings.notes] == [True]
 
 
-async def test_a_version_may_begin_anew_where_an_administrator_had_it_forgotten() -> None:
+async def test_versions_may_restart_after_an_administrator_reset_them() -> None:
     server = FakeServer()
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
     history = await a_long_history(store)

@@ -18,8 +18,6 @@ from tests.unit.broker.verify.histories import (
 from tests.unit.broker.verify.test_verify_mutants import Stored, report_of
 
 from onewriter_broker.log.store.api import Block
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.verify.reader import LogReport
 from onewriter_core.audit.findings import AuditLimits
 from onewriter_core.publishers import (
@@ -31,6 +29,8 @@ from onewriter_core.publishers import (
     encode_publisher,
 )
 from onewriter_core.topic.model import Purpose
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 MALLORY = Publisher("mallory", "pod-9")
 
@@ -265,14 +265,14 @@ async def test_records_that_expired_are_no_violation() -> None:
     assert reported in sentences(report)
 
 
-async def test_records_beyond_those_that_are_looked_at_are_no_violation() -> None:
+async def test_records_beyond_the_examined_ones_are_not_violations() -> None:
     store, _, _ = await begun()
     report = await report_of(store, AuditLimits(audit_records_max=7))
     assert [each for each in report.findings.violations if each.predicate == "S15"] == []
     assert any("who published under epoch 7" in each for each in sentences(report))
 
 
-async def test_a_record_that_lacks_something_is_left_out_and_said() -> None:
+async def test_an_incomplete_record_is_skipped_and_reported() -> None:
     store, _, stored = await begun()
     del record(stored, 5, ALICE)["right"]
     report = await report_of(store)

@@ -27,8 +27,8 @@ class Half:
         self.is_caught_up = True
         limits = ChunkLimits(10, seconds, stall_seconds=stall_seconds)
         self.expiry = ChunkExpiry("orders", self, limits, lambda: self.is_caught_up)
-        said = pb.MessageMetadata(uuid="half", chunk_id=0, num_chunks_from_msg=2)
-        self.expiry.assembler.add(said, MessageId(7, 1), memoryview(b"part"))
+        answer = pb.MessageMetadata(uuid="half", chunk_id=0, num_chunks_from_msg=2)
+        self.expiry.assembler.add(answer, MessageId(7, 1), memoryview(b"part"))
 
     def chunk_begun(self, first: MessageId) -> None:
         self.begun.append(first)

@@ -70,14 +70,24 @@ async def test_subscribe_carries_the_options(
         subscription_properties={"team": "shop"},
     )
     consumer = await client.subscribe("orders", "audit", options)
-    asked = topic.broker.all(pb.CommandSubscribe)[0]
-    assert asked.topic == "persistent://public/default/orders"
-    assert (asked.subscription, asked.sub_type, asked.durable) == ("audit", kind.value, True)
-    assert (asked.consumer_name, asked.priority_level, asked.read_compacted) == ("anna", 3, True)
-    assert asked.initial_position == pb.CommandSubscribe.EARLIEST
-    assert [(pair.key, pair.value) for pair in asked.metadata] == [("pod", "p-1")]
-    assert [(pair.key, pair.value) for pair in asked.subscription_properties] == [("team", "shop")]
-    assert asked.HasField("consumer_epoch") == (kind is not SubscriptionType.SHARED)
+    requests = topic.broker.all(pb.CommandSubscribe)[0]
+    assert requests.topic == "persistent://public/default/orders"
+    assert (requests.subscription, requests.sub_type, requests.durable) == (
+        "audit",
+        kind.value,
+        True,
+    )
+    assert (requests.consumer_name, requests.priority_level, requests.read_compacted) == (
+        "anna",
+        3,
+        True,
+    )
+    assert requests.initial_position == pb.CommandSubscribe.EARLIEST
+    assert [(pair.key, pair.value) for pair in requests.metadata] == [("pod", "p-1")]
+    assert [(pair.key, pair.value) for pair in requests.subscription_properties] == [
+        ("team", "shop")
+    ]
+    assert requests.HasField("consumer_epoch") == (kind is not SubscriptionType.SHARED)
     assert consumer.is_attached
     assert consumer.is_active
 
@@ -114,8 +124,8 @@ async def test_closed_while_its_broker_is_looked_up(topic: FakeTopic, client: Cl
     topic.broker.answers[pb.CommandLookup] = None
     with pytest.raises(Unavailable):
         await client.subscribe("orders", "audit", timeout_seconds=0.02)
-    asked = await topic.broker.received_of(pb.CommandLookup)
-    topic.broker.links[-1].write(replies.lookup_connect(asked.request_id, topic.broker.url))
+    request = await topic.broker.received_of(pb.CommandLookup)
+    topic.broker.links[-1].write(replies.lookup_connect(request.request_id, topic.broker.url))
     del topic.broker.answers[pb.CommandLookup]
     assert (await client.subscribe("orders", "audit")).is_attached
     assert len(topic.broker.all(pb.CommandSubscribe)) == 1
@@ -327,8 +337,8 @@ async def test_a_negative_acknowledgement_brings_it_again(topic: FakeTopic, clie
     messages = await take(consumer, 2)
     consumer.negative_acknowledge(messages[1])
     assert await contents(consumer, 1) == [b"1"]
-    asked = await topic.broker.received_of(pb.CommandRedeliverUnacknowledgedMessages)
-    assert [each.entry_id for each in asked.message_ids] == [1]
+    request = await topic.broker.received_of(pb.CommandRedeliverUnacknowledgedMessages)
+    assert [each.entry_id for each in request.message_ids] == [1]
     consumer.negative_acknowledge(messages[0])
     await consumer.acknowledge(messages[0])
     with pytest.raises(NoMessage):
@@ -349,7 +359,7 @@ async def test_an_ordered_subscription_redelivers_everything(
 # ---------------------------------------------------------------- moving and ending
 
 
-async def test_a_seek_goes_on_elsewhere(topic: FakeTopic, client: Client) -> None:
+async def test_a_seek_continues_elsewhere(topic: FakeTopic, client: Client) -> None:
     consumer = await client.subscribe("orders", "audit")
     topic.publish(*(b"%d" % number for number in range(9)))
     await contents(consumer, 4)
@@ -408,7 +418,7 @@ async def test_coming_back_may_take_a_while_and_may_be_refused_for_good(
         await consumer.redeliver_unacknowledged()
 
 
-async def test_a_standby_that_loses_its_turn_gives_back_what_it_holds(
+async def test_a_consumer_that_becomes_inactive_returns_its_messages(
     topic: FakeTopic, client: Client
 ) -> None:
     options = ConsumerOptions(kind=SubscriptionType.FAILOVER)

@@ -41,7 +41,7 @@ async def rest(source: Reader | Consumer) -> list[bytes]:
     return [message.content async for message in source]
 
 
-async def test_a_reader_ends_behind_the_last_message(topic: FakeTopic, client: Client) -> None:
+async def test_a_reader_ends_after_the_last_message(topic: FakeTopic, client: Client) -> None:
     topic.publish(b"0", b"1")
     topic.publish_batch(b"2", b"3")
     reader = await client.create_reader("orders")
@@ -55,7 +55,7 @@ async def test_a_reader_ends_behind_the_last_message(topic: FakeTopic, client: C
     assert await rest(reader) == []
 
 
-async def test_a_reader_that_waits_is_told(topic: FakeTopic, client: Client) -> None:
+async def test_a_waiting_reader_is_notified(topic: FakeTopic, client: Client) -> None:
     topic.publish(b"0")
     reader = await client.create_reader("orders")
     reading = begin(rest(reader))
@@ -135,7 +135,7 @@ async def test_a_consumer_ends_when_everything_is_acknowledged(
         await consumer.receive()
 
 
-async def test_moving_the_subscription_goes_on(topic: FakeTopic, client: Client) -> None:
+async def test_moving_the_subscription_continues(topic: FakeTopic, client: Client) -> None:
     topic.publish(b"0", b"1")
     consumer = await client.subscribe("orders", "books", FROM_THE_START)
     topic.terminate()
@@ -157,7 +157,9 @@ async def test_the_end_of_another_consumer_is_nothing_to_this_one(
         await reader.next(timeout_seconds=0.05)
 
 
-async def test_progress_is_told_once_for_many_messages(topic: FakeTopic, client: Client) -> None:
+async def test_progress_is_reported_once_for_many_messages(
+    topic: FakeTopic, client: Client
+) -> None:
     topic.publish(*[b"%d" % number for number in range(50)])
     reader = await client.create_reader("orders")
     for _ in range(50):

@@ -39,9 +39,9 @@ async def contents(reader: Reader, count: int) -> list[bytes]:
 
 async def cut(topic: FakeTopic) -> None:
     """Break the connection, and wait until the reader is back."""
-    asked = len(topic.broker.all(pb.CommandSubscribe))
+    requests = len(topic.broker.all(pb.CommandSubscribe))
     topic.broker.links[-1].cut()
-    await topic.broker.received_of(pb.CommandSubscribe, asked + 1)
+    await topic.broker.received_of(pb.CommandSubscribe, requests + 1)
 
 
 async def test_a_reader_begins_at_its_start(topic: FakeTopic, client: Client) -> None:
@@ -62,19 +62,19 @@ async def test_a_reader_begins_at_its_start(topic: FakeTopic, client: Client) ->
         reader = await client.create_reader("orders", start, is_inclusive=is_inclusive)
         assert await contents(reader, 1) == [first]
         await reader.close()
-    asked = topic.broker.all(pb.CommandSubscribe)
-    assert not any(command.durable for command in asked)
-    assert len({command.subscription for command in asked}) == len(asked)
+    requests = topic.broker.all(pb.CommandSubscribe)
+    assert not any(command.durable for command in requests)
+    assert len({command.subscription for command in requests}) == len(requests)
 
 
 async def test_options_are_passed_on(topic: FakeTopic, client: Client) -> None:
     options = ReaderOptions(name="replay", read_compacted=True, properties={"pod": "p-1"})
     await client.create_reader("orders", EARLIEST, options)
-    asked = await topic.broker.received_of(pb.CommandSubscribe)
-    assert asked.subscription.startswith("replay")
-    assert asked.read_compacted
-    assert asked.metadata[0].key == "pod"
-    assert not asked.HasField("consumer_epoch")
+    request = await topic.broker.received_of(pb.CommandSubscribe)
+    assert request.subscription.startswith("replay")
+    assert request.read_compacted
+    assert request.metadata[0].key == "pod"
+    assert not request.HasField("consumer_epoch")
 
 
 async def test_the_latest_is_where_it_was_when_it_began(topic: FakeTopic, client: Client) -> None:

@@ -86,7 +86,7 @@ async def test_without_epochs_a_message_overtakes_the_ones_before_it(
 
 
 @pytest.mark.parametrize("is_answered_first", [False, True])
-async def test_with_epochs_the_oldest_comes_next(
+async def test_with_consumer_epochs_redelivery_begins_with_the_oldest_message(
     topic: FakeTopic, client: Client, *, is_answered_first: bool
 ) -> None:
     """By the answer's place, and by the epoch that the message carries."""
@@ -94,8 +94,8 @@ async def test_with_epochs_the_oldest_comes_next(
     consumer = await with_one_on_its_way(topic, client)
     await consumer.redeliver_unacknowledged()
     assert await contents(consumer, 4) == [b"0", b"1", b"2", b"3"]
-    asked = topic.broker.all(Redeliver)
-    assert [command.consumer_epoch for command in asked] == [1]
+    requests = topic.broker.all(Redeliver)
+    assert [command.consumer_epoch for command in requests] == [1]
 
 
 async def test_shared_messages_of_before_the_answer_go_to_others(
@@ -117,9 +117,9 @@ async def test_redelivery_works_with_a_broker_that_does_not_answer_it(
         consumer = await with_one_on_its_way(topic, client)
         await consumer.redeliver_unacknowledged()
         assert await contents(consumer, 4) == [b"0", b"1", b"2", b"3"]
-    asked = topic.broker.all(Redeliver)[0]
-    assert not asked.HasField("request_id"), "it would not know that field"
-    assert asked.consumer_epoch == 1
+    requests = topic.broker.all(Redeliver)[0]
+    assert not requests.HasField("request_id"), "it would not know that field"
+    assert requests.consumer_epoch == 1
 
 
 async def test_filtered_messages_give_their_permits_back(topic: FakeTopic, client: Client) -> None:
@@ -138,11 +138,11 @@ async def test_redelivery_returns_when_the_broker_has_accepted_it(
     consumer = await with_one_on_its_way(topic, client)
     topic.broker.answers[Redeliver] = topic.rewind
     redelivering = begin(consumer.redeliver_unacknowledged())
-    asked = await topic.broker.received_of(Redeliver)
+    request = await topic.broker.received_of(Redeliver)
     assert consumer.receive_nowait() is None, "the queue is empty at once"
     await asyncio.sleep(0.02)
     assert not redelivering.done()
-    topic.broker.links[-1].write(replies.success(asked.request_id))
+    topic.broker.links[-1].write(replies.success(request.request_id))
     await redelivering
 
 
@@ -151,8 +151,8 @@ async def test_requests_in_a_row_are_one_until_it_is_answered(
 ) -> None:
     consumer = await with_one_on_its_way(topic, client)
     await asyncio.gather(*(consumer.redeliver_unacknowledged() for _ in range(50)))
-    asked = topic.broker.all(Redeliver)
-    assert [command.consumer_epoch for command in asked] == [1, 50]
+    requests = topic.broker.all(Redeliver)
+    assert [command.consumer_epoch for command in requests] == [1, 50]
     assert await contents(consumer, 4) == [b"0", b"1", b"2", b"3"]
 
 
@@ -186,8 +186,8 @@ async def test_while_it_is_away_it_waits_until_it_is_back(topic: FakeTopic, clie
     topic.broker.answers[pb.CommandSubscribe] = topic.subscribe
     topic.subscribe(topic.broker.links[-1], waiting)
     await redelivering
-    asked = topic.broker.all(Redeliver)
-    assert [command.consumer_epoch for command in asked] == [1], "SUBSCRIBE did not carry it"
+    requests = topic.broker.all(Redeliver)
+    assert [command.consumer_epoch for command in requests] == [1], "SUBSCRIBE did not carry it"
     assert await contents(consumer, 4) == [b"0", b"1", b"2", b"3"]
 
 
@@ -222,7 +222,7 @@ async def test_the_epoch_of_the_client_never_falls(topic: FakeTopic, client: Cli
     assert await contents(consumer, 4) == [b"0", b"1", b"2", b"3"]
 
 
-async def test_closed_meanwhile(topic: FakeTopic, client: Client) -> None:
+async def test_a_consumer_closed_during_redelivery(topic: FakeTopic, client: Client) -> None:
     consumer = await with_one_on_its_way(topic, client)
     topic.broker.answers[Redeliver] = None
     redelivering = begin(consumer.redeliver_unacknowledged())

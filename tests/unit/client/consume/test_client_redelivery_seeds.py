@@ -105,7 +105,7 @@ class Scenario:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_what_is_handed_out_next(
+async def test_seeded_scenarios_deliver_messages_in_the_expected_order(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(stream, "Backoff", lambda: Backoff(0.001, 0.01))

@@ -58,11 +58,11 @@ def why(items: list[Item]) -> str:
 @pytest.mark.parametrize("codec", CODECS)
 def test_every_codec(codec: int) -> None:
     content = b"the same again and again " * 40
-    said = metadata(compression=codec, uncompressed_size=len(content))
-    assert only(unpack(build_entry(said, compress(codec, content)))[0]).content == content
+    reported = metadata(compression=codec, uncompressed_size=len(content))
+    assert only(unpack(build_entry(reported, compress(codec, content)))[0]).content == content
     batch = build_batch([(pb.SingleMessageMetadata(payload_size=0), content)] * 3)
-    said = metadata(compression=codec, uncompressed_size=len(batch), num_messages_in_batch=3)
-    items, permits = unpack(build_entry(said, compress(codec, batch)))
+    reported = metadata(compression=codec, uncompressed_size=len(batch), num_messages_in_batch=3)
+    items, permits = unpack(build_entry(reported, compress(codec, batch)))
     assert [item.content for item in items if isinstance(item, Message)] == [content] * 3
     assert permits == 3
 
@@ -122,8 +122,8 @@ class Chunked:
         self.given_up.append([each.entry for each in ids])
 
     def comes(self, uuid: str, index: int, *, number: int = 1, count: int = 3) -> list[Item]:
-        said = metadata(uuid=uuid, chunk_id=index, num_chunks_from_msg=count)
-        return unpack(build_entry(said, b"%d" % index), self.unpacker, number=number)[0]
+        reported = metadata(uuid=uuid, chunk_id=index, num_chunks_from_msg=count)
+        return unpack(build_entry(reported, b"%d" % index), self.unpacker, number=number)[0]
 
 
 def test_chunks_that_are_missing_or_repeated() -> None:
@@ -168,7 +168,7 @@ def test_the_bytes_of_incomplete_messages_are_bounded() -> None:
     assert only(chunks.comes("large", 8, count=9)).content == b"012345678"
 
 
-def test_a_message_whose_next_chunk_does_not_come_expires() -> None:
+def test_a_message_whose_next_chunk_does_not_arrive_expires() -> None:
     chunks = Chunked()
     chunks.comes("slow", 0, number=1)
     chunks.comes("dead", 0, number=2)
@@ -193,7 +193,7 @@ def test_ack_sets_are_read_as_they_are_written(size: int, data: st.DataObject) -
     assert permits == len(found)
 
 
-def test_a_message_id_is_read_as_it_is_written() -> None:
+def test_a_message_id_is_parsed_as_it_is_formatted() -> None:
     for message_id in (MessageId(7, 12), MessageId(7, 12, 3), MessageId(7, 12, -1, 4)):
         assert MessageId.parse(str(message_id)) == message_id
     assert MessageId.parse("7:12") == MessageId(7, 12)
@@ -206,7 +206,7 @@ def test_a_message_id_is_read_as_it_is_written() -> None:
 
 
 @given(st.integers(1, 50), st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=60))
-def test_the_broker_never_stands_still_and_never_has_more_permits_than_fit(
+def test_permits_never_stall_and_never_exceed_the_queue(
     messages_max: int, steps: list[tuple[int, int]]
 ) -> None:
     """Entries of any number of messages, of which some are dropped, taken at any pace."""

@@ -54,7 +54,7 @@ async def test_an_answer_that_took_too_long_proves_nothing(world: World) -> None
     assert not world.serving.may()
 
 
-async def test_while_nobody_answers_what_was_proved_counts_to_its_end(world: World) -> None:
+async def test_a_proof_counts_to_its_end_while_no_broker_answers(world: World) -> None:
     await world.serving.renew()
     world.answer = Unavailable("away")
     world.now += 1
@@ -81,16 +81,16 @@ async def test_without_the_topic_or_its_connection_it_may_not(world: World) -> N
 
 
 async def test_the_deadline_is_renewed_until_the_task_is_stopped() -> None:
-    asked = asyncio.Event()
+    request = asyncio.Event()
     count = 0
 
     async def prove() -> None:
         nonlocal count
         count += 1
         if count == 3:
-            asked.set()
+            request.set()
 
     async with asyncio.TaskGroup() as tasks:
         renewal = tasks.create_task(ServingDeadline(0.01, prove, lambda: True).run())
-        await asyncio.wait_for(asked.wait(), 60)
+        await asyncio.wait_for(request.wait(), 60)
         renewal.cancel()

@@ -42,7 +42,7 @@ def close_producer(broker: FakeBroker, producer_id: int = 1) -> None:
 # ---------------------------------------------------------------- leading
 
 
-async def test_a_leader_waits_says_who_it_is_writes_and_hands_over(
+async def test_a_leader_waits_announces_itself_writes_and_hands_over(
     broker: FakeBroker, client: Client
 ) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
@@ -60,17 +60,21 @@ async def test_a_leader_waits_says_who_it_is_writes_and_hands_over(
         assert leadership.is_over
 
     leading = begin(lead())
-    asked = await broker.received_of(pb.CommandProducer)
-    properties = {each.key: each.value for each in asked.metadata}
+    request = await broker.received_of(pb.CommandProducer)
+    properties = {each.key: each.value for each in request.metadata}
     assert properties == {"onewriter.queue-priority": "10", "onewriter.identity": "writer-0"}
-    assert asked.producer_access_mode == pb.WAIT_FOR_EXCLUSIVE
+    assert request.producer_access_mode == pb.WAIT_FOR_EXCLUSIVE
     assert broker.sends() == [], "it does not lead yet"
-    broker.grant(broker.links[-1], asked)
+    broker.grant(broker.links[-1], request)
     await leading
     announcement, *rest = broker.contents()
     assert rest == [b"mine", b"seen through"]
-    said = json.loads(announcement)
-    assert (said["epoch"], said["priority"], said["resumeInfo"]) == (7, 10, {"offset": 12})
+    document = json.loads(announcement)
+    assert (document["epoch"], document["priority"], document["resumeInfo"]) == (
+        7,
+        10,
+        {"offset": 12},
+    )
     kinds = [type(command) for _, command, _ in broker.received]
     assert kinds.index(pb.CommandCloseProducer) > max(
         number for number, kind in enumerate(kinds) if kind is Send
@@ -99,7 +103,7 @@ async def test_nothing_is_published_without_announce(broker: FakeBroker, client:
 
 
 @pytest.mark.parametrize("metadata", [object(), {1, 2}])
-async def test_metadata_that_cannot_be_said_is_found_out_before_anybody_waits(
+async def test_invalid_metadata_is_refused_before_the_candidate_waits(
     broker: FakeBroker, client: Client, metadata: Any
 ) -> None:
     with pytest.raises(ConfigurationError, match="metadata"):
@@ -128,7 +132,7 @@ def test_an_invalid_announcement_names_no_leader(
 
 
 @pytest.mark.parametrize("metadata", [None, "text", b"bytes", [1, {"a": None}], 0, ""])
-def test_an_announcement_says_what_it_was_told(metadata: Any) -> None:
+def test_an_announcement_contains_the_given_values(metadata: Any) -> None:
     info = LeaderInfo(topic="t", epoch=3, identity="i", host="h", priority=-1, metadata=metadata)
     message = info.announcement()
     assert leader_in(message.properties, message.content) == info
@@ -137,7 +141,7 @@ def test_an_announcement_says_what_it_was_told(metadata: Any) -> None:
 # ---------------------------------------------------------------- losing
 
 
-async def test_a_loss_is_told_at_once_and_to_the_next_call(
+async def test_a_loss_is_reported_immediately_and_to_the_next_call(
     broker: FakeBroker, client: Client
 ) -> None:
     reported: list[OnewriterError] = []
@@ -161,8 +165,8 @@ async def test_a_loss_is_told_at_once_and_to_the_next_call(
 async def test_a_cut_connection_is_no_loss(broker: FakeBroker, client: Client) -> None:
     async with client.lead("orders", priority=100) as leadership:
         broker.links[-1].cut()
-        asked = await broker.received_of(pb.CommandProducer, 2)
-        assert asked.topic_epoch == 7, "a resume, at once whatever the priority"
+        request = await broker.received_of(pb.CommandProducer, 2)
+        assert request.topic_epoch == 7, "a resume, at once whatever the priority"
         await leadership.send(b"on")
         assert not leadership.lost.is_set()
 
@@ -246,10 +250,10 @@ async def test_the_priority_cannot_be_changed_afterwards(
 async def test_a_waiter_that_lost_its_connection_lets_lower_priorities_pass(
     broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def delay(priority: int) -> float:
-        asked.append(priority)
+        requests.append(priority)
         return 0.0
 
     monkeypatch.setattr("onewriter._produce.tenure.requeue_delay_seconds", delay)
@@ -261,9 +265,9 @@ async def test_a_waiter_that_lost_its_connection_lets_lower_priorities_pass(
 
     leading = begin(lead())
     await broker.received_of(pb.CommandProducer)
-    assert asked == [], "the first time is no reconnect"
+    assert requests == [], "the first time is no reconnect"
     broker.links[-1].cut()
     again = await broker.received_of(pb.CommandProducer, 2)
-    assert asked == [10]
+    assert requests == [10]
     broker.grant(broker.links[-1], again)
     assert await leading == 7

@@ -58,7 +58,9 @@ async def test_every_term_has_its_own_epoch_session_and_producer(
     assert broker.contents() == [b"mine"] * 3
 
 
-async def test_a_loss_is_told_at_once_with_both_epochs(broker: FakeBroker, client: Client) -> None:
+async def test_a_loss_is_reported_immediately_with_both_epochs(
+    broker: FakeBroker, client: Client
+) -> None:
     seen: list[Standing] = []
     async with Candidacy(client, "orders", on_change=seen.append) as candidate:
         term = await candidate.lead()
@@ -85,7 +87,7 @@ async def test_a_resumed_term_is_the_same_term(broker: FakeBroker, client: Clien
         assert term.epoch == 7
 
 
-async def test_release_sees_messages_through_and_queues_again_behind_others(
+async def test_release_completes_messages_and_queues_again_after_others(
     broker: FakeBroker, client: Client
 ) -> None:
     async with Candidacy(client, "orders") as candidate:
@@ -95,14 +97,16 @@ async def test_release_sees_messages_through_and_queues_again_behind_others(
         await candidate.release()
         assert all(receipt.done() and receipt.exception() is None for receipt in receipts)
         assert isinstance(await term.over(), Closed)
-        asked = await broker.received_of(pb.CommandProducer, 2)
-        assert not asked.HasField("topic_epoch"), "it queues as anybody does"
+        request = await broker.received_of(pb.CommandProducer, 2)
+        assert not request.HasField("topic_epoch"), "it queues like a new client"
         assert candidate.standing.phase is Phase.QUEUEING
-        broker.grant(broker.links[-1], asked)
+        broker.grant(broker.links[-1], request)
         assert (await candidate.lead()).epoch == 8
 
 
-async def test_standing_aside_until_told_otherwise(broker: FakeBroker, client: Client) -> None:
+async def test_a_candidate_stands_aside_until_the_next_request(
+    broker: FakeBroker, client: Client
+) -> None:
     async with Candidacy(client, "orders") as candidate:
         await candidate.lead()
         await candidate.release(rejoin=False)
@@ -123,7 +127,7 @@ async def test_a_waiter_may_stand_aside_too(broker: FakeBroker, client: Client) 
             await candidate.change(candidate.standing.version)
 
 
-async def test_two_releases_at_once_are_one(broker: FakeBroker, client: Client) -> None:
+async def test_two_concurrent_releases_are_one(broker: FakeBroker, client: Client) -> None:
     async with Candidacy(client, "orders") as candidate:
         await candidate.lead()
         broker.answers[pb.CommandProducer] = broker.queue
@@ -131,9 +135,7 @@ async def test_two_releases_at_once_are_one(broker: FakeBroker, client: Client) 
         assert len(broker.all(pb.CommandCloseProducer)) == 1
 
 
-async def test_leading_begins_when_the_new_leader_has_done_what_comes_first(
-    broker: FakeBroker, client: Client
-) -> None:
+async def test_leading_begins_after_on_elected(broker: FakeBroker, client: Client) -> None:
     phases: list[Phase] = []
 
     async def first(term: Leadership) -> None:
@@ -147,7 +149,7 @@ async def test_leading_begins_when_the_new_leader_has_done_what_comes_first(
         assert broker.contents() == [b"it is me"]
 
 
-async def test_a_leader_that_cannot_do_what_comes_first_gives_the_topic_back(
+async def test_a_leader_whose_on_elected_fails_gives_the_topic_back(
     broker: FakeBroker, client: Client
 ) -> None:
     attempts: list[int] = []
@@ -163,7 +165,7 @@ async def test_a_leader_that_cannot_do_what_comes_first_gives_the_topic_back(
         assert len(broker.all(pb.CommandCloseProducer)) == 1
 
 
-async def test_a_refused_candidate_asks_again_and_says_why(
+async def test_a_refused_candidate_retries_and_reports_why(
     broker: FakeBroker, client: Client
 ) -> None:
     """Its claim may be on its way."""
@@ -179,24 +181,26 @@ async def test_a_refused_candidate_asks_again_and_says_why(
 async def test_requeueing_after_a_loss_is_delayed_by_priority(
     broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def delay(priority: int) -> float:
-        asked.append(priority)
+        requests.append(priority)
         return 0.0
 
     monkeypatch.setattr("onewriter._produce.tenure.requeue_delay_seconds", delay)
     fence_whoever_returns(broker)
     async with Candidacy(client, "orders", ProducerOptions(queue_priority=5)) as candidate:
         await candidate.lead()
-        assert asked == []
+        assert requests == []
         broker.links[-1].write(replies.close_producer(1))
         while (term := await candidate.lead()).epoch == 7:
             await term.over()
-        assert asked == [5]
+        assert requests == [5]
 
 
-async def test_after_the_end_nobody_waits_in_vain(broker: FakeBroker, client: Client) -> None:
+async def test_the_end_of_the_loop_ends_all_waiting_calls(
+    broker: FakeBroker, client: Client
+) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
     async with Candidacy(client, "orders") as candidate:
         waiting = begin(candidate.lead())

@@ -92,7 +92,7 @@ async def test_metadata_of_its_own_goes_before_the_predecessors(
     assert announced(broker) == ["new"]
 
 
-async def test_a_transaction_goes_on_with_what_the_predecessor_left(
+async def test_a_transaction_continues_with_what_the_predecessor_left(
     broker: FakeBroker, topic: FakeTopic, client: Client
 ) -> None:
     announce(topic, SEEN)
@@ -199,7 +199,7 @@ async def test_a_leader_that_cannot_read_now_queues_again(
 # ---------------------------------------------------------------- finding it
 
 
-async def test_the_newest_of_several_is_found_behind_much_that_was_written_since(
+async def test_the_newest_announcement_is_found_before_many_later_messages(
     topic: FakeTopic, client: Client
 ) -> None:
     for offset in range(3):

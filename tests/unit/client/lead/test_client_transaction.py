@@ -64,8 +64,8 @@ class Orders:
         return found
 
     def id_of(self, producer: Producer) -> int:
-        asked = self.broker.all(pb.CommandProducer)
-        return next(each.producer_id for each in asked if each.topic == str(producer.topic))
+        requests = self.broker.all(pb.CommandProducer)
+        return next(each.producer_id for each in requests if each.topic == str(producer.topic))
 
     def contents(self, producer: Producer) -> list[bytes]:
         return [content for _, content in self.received(producer)]
@@ -144,7 +144,7 @@ async def test_a_transaction_waits_only_for_earlier_messages(
         assert [content for content in contents if content != b"whole"] == sent
 
 
-async def test_messages_that_are_sent_meanwhile_follow_the_transaction(
+async def test_messages_sent_during_a_transaction_follow_it(
     broker: FakeBroker, orders: Orders
 ) -> None:
     """Until the answer: the broker would append in front of it what it has gathered by then."""
@@ -163,7 +163,9 @@ async def test_messages_that_are_sent_meanwhile_follow_the_transaction(
     assert orders.contents(orders.audit) == [b"whole", b"audit"]
 
 
-async def test_a_topic_without_a_message_of_it_goes_on(broker: FakeBroker, orders: Orders) -> None:
+async def test_a_topic_without_a_message_of_it_continues(
+    broker: FakeBroker, orders: Orders
+) -> None:
     broker.answers[pb.CommandPublishTogether] = None
     committing = orders.commit((AUDIT, b"whole"))
     command = await broker.received_of(pb.CommandPublishTogether)
@@ -257,7 +259,9 @@ async def test_a_transaction_that_times_out_in_the_queue_is_not_sent(
     assert broker.all(pb.CommandPublishTogether) == []
 
 
-async def test_a_lost_connection_ends_its_turns(broker: FakeBroker, orders: Orders) -> None:
+async def test_a_lost_connection_leaves_the_dispatch_rounds(
+    broker: FakeBroker, orders: Orders
+) -> None:
     broker.answers[pb.CommandPublishTogether] = lambda link, _: link.cut()
     committing = orders.commit(("orders", b"whole"), (AUDIT, b"whole"))
     await broker.received_of(pb.CommandPublishTogether)
@@ -283,7 +287,7 @@ async def test_a_connection_lost_while_it_waits_is_waited_for(
     assert orders.contents(orders.audit) == [b"before", b"whole"]
 
 
-async def test_the_loss_of_the_topic_is_told_to_all_who_wait(
+async def test_the_loss_of_the_topic_is_reported_to_all_waiting_calls(
     broker: FakeBroker, orders: Orders
 ) -> None:
     """Though the broker never answers the commit itself."""
@@ -326,11 +330,11 @@ async def test_a_client_that_closes_leaves_no_commit_waiting(broker: FakeBroker)
     broker.answers[pb.CommandPublishTogether] = None
     async with client_of(broker) as client:
         orders = await orders_of(broker, client)
-        asked = orders.commit(("orders", b"asked"))
+        request = orders.commit(("orders", b"asked"))
         await broker.received_of(pb.CommandPublishTogether)
         in_line = orders.commit(("orders", b"in line"))
         await steps()
     with pytest.raises(OutcomeUnknown):
-        await asked
+        await request
     with pytest.raises(Closed):
         await in_line

@@ -98,8 +98,12 @@ async def test_chunks_share_a_sequence_id_and_the_id_is_that_of_the_last_one(
     assert [send.sequence_id for send, _ in sent] == [0, 1, 1, 1, 1, 1, 2]
     assert joined(sent[1:-1]) == LARGE
     for _, payload in sent[1:-1]:
-        said = parse_metadata(memoryview(payload))
-        assert (said.partition_key, said.event_time, said.properties[0].value) == ("k", 9, "b")
+        metadata = parse_metadata(memoryview(payload))
+        assert (metadata.partition_key, metadata.event_time, metadata.properties[0].value) == (
+            "k",
+            9,
+            "b",
+        )
     assert [first.entry, large.entry, last.entry] == [1, 6, 7]
     assert producer.pending_messages == producer.pending_bytes == 0
 
@@ -113,9 +117,12 @@ async def test_a_message_that_fits_is_not_split(broker: FakeBroker, client: Clie
     assert [send.is_chunk for send, _ in entries(broker)] == [False, False]
     await producer.send(LARGE)
     sent = entries(broker)[2:]
-    said = parse_metadata(memoryview(sent[0][1]))
-    assert (said.compression, said.uncompressed_size) == (pb.MessageMetadata.ZLIB, len(LARGE))
-    assert compress(said.compression, LARGE) == joined(sent)
+    metadata = parse_metadata(memoryview(sent[0][1]))
+    assert (metadata.compression, metadata.uncompressed_size) == (
+        pb.MessageMetadata.ZLIB,
+        len(LARGE),
+    )
+    assert compress(metadata.compression, LARGE) == joined(sent)
 
 
 async def test_a_large_message_is_not_part_of_a_batch(broker: FakeBroker, client: Client) -> None:
@@ -228,7 +235,7 @@ async def test_a_takeover_in_the_middle_is_definite_without_the_last_chunk(
         await receipt
 
 
-async def test_a_takeover_behind_the_last_chunk_is_unknown(
+async def test_a_takeover_after_the_last_chunk_leaves_the_result_unknown(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await client.create_producer("orders", CHUNKING)
@@ -241,7 +248,7 @@ async def test_a_takeover_behind_the_last_chunk_is_unknown(
         await receipt
 
 
-async def test_a_broker_that_closes_it_in_the_middle_says_what_is_certain(
+async def test_a_chunked_send_whose_producer_is_closed_in_the_middle_is_fenced(
     broker: FakeBroker, client: Client
 ) -> None:
     """Ours answers for all that a connection brought before it closes a producer of it."""
@@ -294,7 +301,7 @@ async def test_a_chunk_that_is_refused_ends_its_message(
     assert [send.sequence_id for send, _ in entries(broker)] == [0, 1]
 
 
-async def test_a_chunk_that_is_refused_behind_the_last_one_leaves_it_unknown(
+async def test_a_chunk_refused_after_the_last_one_leaves_the_result_unknown(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await client.create_producer("orders", CHUNKING)

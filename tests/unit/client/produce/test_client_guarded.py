@@ -88,7 +88,7 @@ async def leadership_of(client: Client) -> Leadership:
 # --- checks
 
 
-async def test_a_check_says_what_the_broker_proved(
+async def test_a_check_returns_what_the_broker_proved(
     broker: FakeBroker, proofs: Proofs, client: Client
 ) -> None:
     assert await client.check("orders", 5) == (5, True, MessageId(3, 4))
@@ -98,7 +98,7 @@ async def test_a_check_says_what_the_broker_proved(
     assert len(broker.all(pb.CommandLookup)) == 1, "whoever served it last is asked"
 
 
-async def test_those_who_wait_together_share_the_next_question(
+async def test_concurrent_waiters_share_the_next_request(
     broker: FakeBroker, proofs: Proofs, client: Client
 ) -> None:
     """But never one that was asked before they came: it proves nothing of their time."""
@@ -121,26 +121,26 @@ async def test_a_broker_that_does_not_serve_the_topic_any_more_is_left(
 ) -> None:
     await client.check("orders", 5)
     broker.answers[pb.CommandCheck] = broker.refuse(ServerError.SERVICE_NOT_READY)
-    asked = begin(client.check("orders", 5))
+    request = begin(client.check("orders", 5))
     await broker.received_of(pb.CommandCheck, 2)
     broker.answers[pb.CommandCheck] = proofs.answer
-    assert (await asked).is_current
+    assert (await request).is_current
     assert len(broker.all(pb.CommandLookup)) == 2
 
 
-async def test_a_check_that_nobody_answers_is_unavailable(broker: FakeBroker) -> None:
+async def test_a_check_without_an_answer_is_unavailable(broker: FakeBroker) -> None:
     async with client_of(broker, limits=SHORT) as client:
         with pytest.raises(Unavailable, match="not checked"):
             await client.check("orders")
 
 
-async def test_a_client_that_closes_leaves_nobody_waiting(broker: FakeBroker) -> None:
+async def test_a_client_that_closes_ends_all_waiting_calls(broker: FakeBroker) -> None:
     async with client_of(broker) as client:
-        asked = begin(client.check("orders"))
+        request = begin(client.check("orders"))
         await broker.received_of(pb.CommandCheck)
         other = begin(client.check("orders"))
         await asyncio.sleep(0)
-    for each in (asked, other):
+    for each in (request, other):
         with pytest.raises((Closed, Unavailable)):
             await each
 
@@ -161,7 +161,7 @@ async def test_apache_pulsar_cannot_be_asked(pulsar_broker: FakeBroker) -> None:
 # --- guarded
 
 
-async def test_elsewhere_each_write_is_proved_behind_its_call(
+async def test_in_another_bucket_each_write_is_proved_after_its_call(
     broker: FakeBroker, proofs: Proofs, client: Client
 ) -> None:
     leadership = await leadership_of(client)
@@ -188,7 +188,7 @@ async def test_beside_the_append_is_the_proof(
     assert broker.all(pb.CommandCheck) == []
 
 
-async def test_a_proof_that_does_not_come_sends_nothing(
+async def test_without_a_proof_nothing_is_sent(
     broker: FakeBroker, proofs: Proofs, client: Client
 ) -> None:
     leadership = await leadership_of(client)
@@ -216,7 +216,7 @@ async def test_a_known_loss_sends_no_request(
     assert len(broker.all(pb.CommandCheck)) == checks
 
 
-async def test_a_seal_is_asked_for_again_until_it_stands(
+async def test_a_seal_is_requested_again_until_it_is_stored(
     broker: FakeBroker, proofs: Proofs, client: Client
 ) -> None:
     leadership = await leadership_of(client)
@@ -251,7 +251,7 @@ async def test_a_transaction_is_one_request(
     assert broker.contents() == []
 
 
-async def test_a_commit_that_is_put_off_is_asked_for_again(
+async def test_a_postponed_commit_is_requested_again(
     broker: FakeBroker, proofs: Proofs, client: Client
 ) -> None:
     broker.answers[pb.CommandPublishTogether] = broker.refuse(ServerError.SERVICE_NOT_READY)
@@ -286,7 +286,7 @@ async def test_a_commit_without_an_answer_is_unknown(
         await transaction.commit()
 
 
-async def test_a_commit_that_is_refused_for_certain_says_so(
+async def test_a_definitely_refused_commit_reports_that_nothing_was_stored(
     broker: FakeBroker, proofs: Proofs, client: Client
 ) -> None:
     leadership = await leadership_of(client)
@@ -301,7 +301,7 @@ async def test_a_commit_that_is_refused_for_certain_says_so(
             await transaction.commit()
 
 
-async def test_a_commit_that_nobody_takes_is_not_sent(
+async def test_a_commit_without_a_recipient_is_not_sent(
     broker: FakeBroker, proofs: Proofs, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests = asyncio.Event()

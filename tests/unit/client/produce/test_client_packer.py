@@ -70,7 +70,7 @@ def batches(broker: FakeBroker) -> list[list[bytes]]:
 # ---------------------------------------------------------------- batches
 
 
-async def test_a_batch_is_one_entry_and_each_message_is_told_its_place(
+async def test_a_batch_is_one_entry_and_each_message_gets_its_position(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await producer_of(client, BY_FLUSH)
@@ -222,7 +222,7 @@ async def test_a_batch_without_a_receipt_is_sent_again_byte_for_byte(
     assert {receipt.result().entry for receipt in receipts} == {1}
 
 
-async def test_the_room_of_a_producer_holds_what_is_being_gathered(
+async def test_the_memory_of_a_producer_includes_the_batch_being_formed(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await producer_of(client, BY_FLUSH, pending_messages_max=2)
@@ -326,18 +326,18 @@ BAD = [
 
 
 @pytest.mark.parametrize("batching", [BY_FLUSH, None], ids=["batched", "alone"])
-@pytest.mark.parametrize(("content", "said"), BAD)
+@pytest.mark.parametrize(("content", "stated"), BAD)
 async def test_an_invalid_message_does_not_affect_others(
-    broker: FakeBroker, client: Client, batching: Batching | None, content: bytes, said: Any
+    broker: FakeBroker, client: Client, batching: Batching | None, content: bytes, stated: Any
 ) -> None:
     producer = await producer_of(client, batching)
     good = [await producer.submit(b"%d" % number) for number in range(2)]
     with pytest.raises(ConfigurationError):
-        await producer.submit(content, **said)
+        await producer.submit(content, **stated)
     with pytest.raises(ConfigurationError):
         producer.pack(
             content,
-            **{"key": None, "ordering_key": None, "properties": None, "event_time_ms": 0} | said,
+            **{"key": None, "ordering_key": None, "properties": None, "event_time_ms": 0} | stated,
         )
     good.append(await producer.submit(b"2"))
     await producer.flush()

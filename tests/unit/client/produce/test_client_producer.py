@@ -46,10 +46,10 @@ async def test_every_access_mode_is_requested_and_its_epoch_kept(
     broker: FakeBroker, client: Client, mode: AccessMode
 ) -> None:
     producer = await client.create_producer("orders", ProducerOptions(access_mode=mode))
-    asked = broker.all(pb.CommandProducer)[0]
-    assert asked.producer_access_mode == mode.value
-    assert not asked.HasField("topic_epoch")
-    assert not asked.HasField("producer_name")
+    requests = broker.all(pb.CommandProducer)[0]
+    assert requests.producer_access_mode == mode.value
+    assert not requests.HasField("topic_epoch")
+    assert not requests.HasField("producer_name")
     assert producer.name == "given-by-the-broker"
     assert producer.epoch == (None if mode is AccessMode.SHARED else 7)
     assert (await producer.send(b"first")).entry == 1
@@ -65,8 +65,12 @@ async def test_priority_and_condition_travel_as_properties(
         properties={"team": "orders"},
     )
     await client.create_producer("orders", options)
-    asked = {item.key: item.value for item in broker.all(pb.CommandProducer)[0].metadata}
-    assert asked == {"team": "orders", "onewriter.queue-priority": "-3", "onewriter.if-epoch": "6"}
+    requests = {item.key: item.value for item in broker.all(pb.CommandProducer)[0].metadata}
+    assert requests == {
+        "team": "orders",
+        "onewriter.queue-priority": "-3",
+        "onewriter.if-epoch": "6",
+    }
 
 
 async def test_a_waiter_waits_beyond_every_time_out(broker: FakeBroker, client: Client) -> None:
@@ -191,7 +195,7 @@ async def test_a_broker_that_is_away_is_named_in_the_end(broker: FakeBroker) -> 
         await never_made(client, "cannot be reached")
 
 
-async def test_sequence_ids_begin_behind_what_the_name_has_stored(
+async def test_sequence_ids_continue_after_the_stored_ones(
     broker: FakeBroker, client: Client
 ) -> None:
     broker.answers[pb.CommandProducer] = lambda link, command: broker.grant(
@@ -228,7 +232,9 @@ async def test_a_resume_keeps_name_and_epoch_and_resends_byte_for_byte(
     assert producer.state is ProducerState.READY
 
 
-async def test_a_holders_own_ghost_is_waited_out(broker: FakeBroker, client: Client) -> None:
+async def test_a_holder_waits_until_its_former_connection_is_closed(
+    broker: FakeBroker, client: Client
+) -> None:
     producer = await client.create_producer("orders", EXCLUSIVE)
     broker.answers[pb.CommandProducer] = broker.refuse(ServerError.PRODUCER_BUSY, "connected")
     broker.links[-1].cut()
@@ -278,9 +284,7 @@ async def test_receipts_out_of_order_end_the_connection_not_the_producer(
 # ---------------------------------------------------------------- leaving
 
 
-async def test_closing_sends_everything_and_leaves_behind_it(
-    broker: FakeBroker, client: Client
-) -> None:
+async def test_closing_sends_everything_and_then_leaves(broker: FakeBroker, client: Client) -> None:
     producer = await client.create_producer("orders", EXCLUSIVE)
     receipts = [await producer.submit(b"%d" % number) for number in range(100)]
     await producer.close()
@@ -292,7 +296,7 @@ async def test_closing_sends_everything_and_leaves_behind_it(
         await producer.send(b"late")
 
 
-async def test_closing_goes_on_through_a_broken_connection(
+async def test_closing_continues_through_a_broken_connection(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await client.create_producer("orders", EXCLUSIVE)
@@ -302,7 +306,9 @@ async def test_closing_goes_on_through_a_broken_connection(
     assert receipt.exception() is None
 
 
-async def test_closing_in_vain_says_what_is_certain(broker: FakeBroker, client: Client) -> None:
+async def test_a_close_without_an_answer_reports_what_is_certain(
+    broker: FakeBroker, client: Client
+) -> None:
     producer = await client.create_producer("orders", EXCLUSIVE)
     broker.answers[pb.CommandLookup] = None
     in_flight = await cut_in_flight(broker, producer)
@@ -326,7 +332,7 @@ async def test_leaving_the_client_closes_what_is_open(broker: FakeBroker) -> Non
         await client.create_producer("orders", EXCLUSIVE)
 
 
-async def test_changes_are_told_at_once(broker: FakeBroker, client: Client) -> None:
+async def test_changes_are_reported_at_once(broker: FakeBroker, client: Client) -> None:
     seen: list[ProducerState] = []
     producer = await client.create_producer(
         "orders", EXCLUSIVE, on_change=lambda each: seen.append(each.state)

@@ -21,7 +21,7 @@ async def client(broker: FakeBroker) -> AsyncIterator[Client]:
         yield opened
 
 
-async def test_a_fenced_producers_later_sends_are_refused_at_once(
+async def test_later_sends_of_a_fenced_producer_fail_immediately(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await client.create_producer("orders", EXCLUSIVE)
@@ -49,7 +49,7 @@ async def test_fenced_on_the_connection_that_brought_it_is_definite(
         await receipt
 
 
-async def test_a_receipt_behind_the_close_still_counts(broker: FakeBroker, client: Client) -> None:
+async def test_a_receipt_after_the_close_counts(broker: FakeBroker, client: Client) -> None:
     producer = await client.create_producer("orders", EXCLUSIVE)
     broker.answers[Send] = None
     receipt = await producer.submit(b"stored by then")
@@ -82,9 +82,9 @@ async def test_a_message_in_flight_on_a_broken_connection_is_unknown_after_a_fen
     producer = await client.create_producer("orders", EXCLUSIVE)
     broker.answers[pb.CommandProducer] = None
     in_flight = await cut_in_flight(broker, producer)
-    asked = await broker.received_of(pb.CommandProducer, 2)
+    request = await broker.received_of(pb.CommandProducer, 2)
     never_written = await producer.submit(b"not yet written")
-    broker.fence(broker.links[-1], asked)
+    broker.fence(broker.links[-1], request)
     with pytest.raises(OutcomeUnknown):
         await in_flight
     with pytest.raises(Fenced):
@@ -105,7 +105,7 @@ async def test_a_resend_that_is_fenced_is_unknown_even_on_one_connection(
         await receipt
 
 
-async def test_a_message_that_the_broker_looked_at_and_refused(
+async def test_a_message_refused_by_the_broker_is_not_stored_unless_the_store_failed(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await client.create_producer("orders", EXCLUSIVE)
@@ -159,10 +159,10 @@ async def test_a_grant_that_is_old_news_is_not_believed(
 ) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
     producer = client.start_producer("orders", WAIT)
-    asked = await broker.received_of(pb.CommandProducer)
+    request = await broker.received_of(pb.CommandProducer)
     broker.answers[pb.CommandPing] = None
     clock.ahead += 60.0  # frozen; the grant came meanwhile, and it was deposed again
-    broker.grant(broker.links[-1], asked)
+    broker.grant(broker.links[-1], request)
     await broker.received_of(pb.CommandPing)
     assert producer.state is ProducerState.WAITING
     del broker.answers[pb.CommandPing]

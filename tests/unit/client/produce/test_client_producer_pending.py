@@ -51,7 +51,9 @@ async def test_pending_bytes_are_bounded_but_one_message_always_goes(
     assert producer.pending_messages == 1
 
 
-async def test_a_time_out_says_whether_the_message_left(broker: FakeBroker, client: Client) -> None:
+async def test_a_timeout_reports_whether_the_message_was_sent(
+    broker: FakeBroker, client: Client
+) -> None:
     producer = await client.create_producer("orders", EXCLUSIVE)
     broker.answers[Send] = None
     with pytest.raises(OutcomeUnknown):
@@ -107,7 +109,7 @@ async def test_flushing_waits_for_messages_whose_futures_were_cancelled(
     assert all(receipt.done() for receipt in receipts)
 
 
-async def test_flushing_does_not_wait_for_what_came_later(
+async def test_flushing_does_not_wait_for_later_messages(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await client.create_producer("orders", EXCLUSIVE)
@@ -123,7 +125,7 @@ async def test_flushing_does_not_wait_for_what_came_later(
     assert producer.pending_messages == 1
 
 
-async def test_a_message_that_is_withdrawn_ends_flushing_and_makes_room(
+async def test_a_withdrawn_message_ends_flushing_and_frees_its_memory(
     broker: FakeBroker, client: Client
 ) -> None:
     options = ProducerOptions(pending_messages_max=1)

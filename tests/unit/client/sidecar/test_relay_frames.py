@@ -50,6 +50,22 @@ def test_every_byte_passes_once_however_it_is_cut(frames: list[bytes], data: st.
     assert splitter.left == 0
 
 
+@pytest.mark.parametrize(
+    "written", [b"\x83\x00", b"\x83\x80\x00", b"\x93\x80\x01"], ids=["two", "three", "large"]
+)
+def test_a_type_has_one_spelling(written: bytes) -> None:
+    """Otherwise a frame of a wanted type could pass as another one: \\x83\\x00 is a long way to write 3."""
+    command = b"\x08" + written + bytes(8)
+    head = (len(command) + 4).to_bytes(4, "big") + len(command).to_bytes(4, "big")
+    whole = Splitter({3}, 1000)
+    with pytest.raises(ProtocolError):
+        whole.feed(head + command)
+    cut = Splitter({3}, 1000)
+    assert cut.feed((head + command)[:10]) == []
+    with pytest.raises(ProtocolError):
+        cut.feed((head + command)[10:])
+
+
 def test_a_frame_that_passes_is_not_kept() -> None:
     splitter = Splitter({PONG}, 1000)
     head = (5_000_000).to_bytes(4, "big") + (4).to_bytes(4, "big") + b"\x08\x09"
@@ -83,7 +99,7 @@ def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
 # ---------------------------------------------------------------- commands
 
 
-def test_a_connect_keeps_what_the_client_says_of_itself() -> None:
+def test_a_connection_keeps_what_the_client_states_about_itself() -> None:
     connect = pb.CommandConnect(
         client_version="Pulsar-CPP-v3",
         protocol_version=19,
@@ -132,7 +148,7 @@ def test_a_look_up_without_an_address_that_the_relay_can_use_is_refused() -> Non
 
 
 @pytest.mark.parametrize("close", [replies.close_producer, replies.close_consumer])
-def test_a_client_that_must_go_elsewhere_looks_up_again(close: object) -> None:
+def test_a_redirected_client_looks_up_the_topic_again(close: object) -> None:
     assert callable(close)
     frame = close(7, broker_url="pulsar://b:6650", broker_url_tls="pulsar+ssl://b:6651")
     assert answers.closing_without_address(frame) == close(7)

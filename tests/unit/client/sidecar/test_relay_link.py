@@ -74,6 +74,7 @@ class FakeRelay:
         self.known: list[Address] = []
         self.ends: list[str] = []
         self.is_full = False
+        self.led = ""
         self.error: Exception | None = None
         self.broker = FakeTransport()
         self.broker_end: RelayEnd | None = None
@@ -98,6 +99,13 @@ class FakeRelay:
 
     def learned(self, broker: Address) -> None:
         self.known.append(broker)
+
+    @property
+    def leads(self) -> bool:
+        return bool(self.led)
+
+    def is_led(self, topic: str) -> bool:
+        return topic == self.led
 
     def admits(self, link: RelayLink) -> bool:
         del link
@@ -188,16 +196,14 @@ async def test_a_client_that_names_a_broker_is_connected_to_that_one(world: Worl
     ],
     ids=["http", "ping", "look-up", "message", "long", "unfilled"],
 )
-async def test_anything_but_a_connect_ends_the_connection_at_once(
-    world: World, first: bytes
-) -> None:
+async def test_any_command_before_connect_closes_the_connection(world: World, first: bytes) -> None:
     world.from_client(first)
     assert world.client.is_aborted
     assert world.relay.ends == ["protocol"]
     assert world.relay.work == [], "no broker was asked for"
 
 
-async def test_a_client_that_says_nothing_is_dropped(world: World) -> None:
+async def test_a_silent_client_is_disconnected(world: World) -> None:
     world.from_client(CONNECT[:7])
     world.wait(4.9)
     assert world.relay.ends == []
@@ -214,7 +220,7 @@ async def test_one_too_many_is_dropped() -> None:
     assert relay.ends == ["too-many"]
 
 
-async def test_without_a_broker_the_client_is_told_by_the_end_of_its_connection(
+async def test_without_a_broker_the_relay_closes_the_connection_of_the_client(
     world: World,
 ) -> None:
     world.relay.error = Unavailable("nobody there")
@@ -243,6 +249,54 @@ async def test_bytes_pass_unchanged_in_both_directions(world: World) -> None:
     assert world.client.taken() == replies.PONG + MESSAGE, "an answer to the client's own ping"
 
 
+def producer(topic: str, request_id: int = 7) -> bytes:
+    """A request for a producer, with a schema that makes it larger than what is read at once."""
+    return encode_command(
+        pb.CommandProducer(
+            topic=topic,
+            producer_id=1,
+            request_id=request_id,
+            schema=pb.Schema(name="s", schema_data=bytes(READ_BYTES), type=pb.Schema.AVRO),
+        )
+    )
+
+
+async def test_a_producer_of_the_topic_that_the_sidecar_leads_reaches_no_broker() -> None:
+    relay = FakeRelay()
+    relay.led = "led"
+    world = World(relay)
+    await world.open()
+    other = producer("other")
+    world.from_client(replies.PING + producer("led") + other[:100])
+    world.from_client(other[100:] + MESSAGE)
+    assert relay.broker.taken() == replies.PING + other + MESSAGE
+    answer = answers.decoded(world.client.taken())
+    assert isinstance(answer, pb.CommandError)
+    assert (answer.request_id, answer.error) == (7, pb.NOT_ALLOWED_ERROR)
+    assert relay.ends == [], "other producers of the connection continue"
+
+
+async def test_commands_that_arrive_together_with_connect_are_handled() -> None:
+    relay = FakeRelay()
+    relay.led = "led"
+    world = World(relay)
+    small = encode_command(pb.CommandProducer(topic="led", producer_id=1, request_id=9))
+    world.from_client(CONNECT + replies.PING + small + replies.PONG)
+    await relay.settle()
+    sent = relay.broker.taken()
+    assert sent.endswith(replies.PING + replies.PONG)
+    assert b"led" not in sent
+    answer = answers.decoded(world.client.taken())
+    assert isinstance(answer, pb.CommandError)
+    assert answer.request_id == 9
+
+
+async def test_a_relay_without_a_topic_examines_no_producer(world: World) -> None:
+    await world.open()
+    world.from_client(producer("led"))
+    assert world.relay.broker.taken() == producer("led")
+
+
 async def test_a_look_up_teaches_the_relay_a_broker(world: World) -> None:
     await world.open()
     world.from_broker(replies.lookup_connect(1, "pulsar://b:6650"))
@@ -253,7 +307,7 @@ async def test_a_look_up_teaches_the_relay_a_broker(world: World) -> None:
     )
 
 
-async def test_a_slow_client_slows_down_the_broker_and_is_not_its_silence(world: World) -> None:
+async def test_a_slow_client_does_not_count_as_silence_of_the_broker(world: World) -> None:
     await world.open()
     world.link.client.pause_writing()
     assert world.relay.broker.is_reading_paused
@@ -397,7 +451,7 @@ async def test_no_answer_to_the_handshake_is_silence(world: World) -> None:
     assert world.relay.ends == ["silent"]
 
 
-async def test_a_relay_that_was_frozen_itself_blames_nobody(world: World) -> None:
+async def test_a_relay_that_was_frozen_does_not_count_its_broker_as_silent(world: World) -> None:
     await world.open()
     world.from_broker(CONNECTED)
     world.wait(1)

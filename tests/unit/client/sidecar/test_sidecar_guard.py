@@ -80,9 +80,9 @@ async def test_a_guard_is_no_way_around_the_session(
 ) -> None:
     await sidecar.until("leading")
     grant_guarded(broker)
-    asked = len(broker.all(pb.CommandProducer))
+    requests = len(broker.all(pb.CommandProducer))
     assert (await publish(sidecar, "6-0123456789abcdef")).status == 409
-    assert len(broker.all(pb.CommandProducer)) == asked
+    assert len(broker.all(pb.CommandProducer)) == requests
 
 
 async def test_a_name_that_is_none_is_refused(broker: FakeBroker, sidecar: SidecarWorld) -> None:

@@ -72,9 +72,9 @@ async def test_a_session_never_rides_on_a_grant_won_back(
 ) -> None:
     session = await sidecar.lead()
     lose_the_topic(broker)
-    asked = await broker.received_of(pb.CommandProducer, 3)
+    request = await broker.received_of(pb.CommandProducer, 3)
     broker.epoch = 8
-    broker.grant(broker.links[-1], asked)
+    broker.grant(broker.links[-1], request)
     won_back = await sidecar.lead()
     assert won_back != session
     answer = await sidecar.publish(b"for the former term", session)
@@ -96,7 +96,7 @@ async def test_a_publish_that_is_fenced_on_its_way_gets_its_409(
     assert (answer.body["sessionEpoch"], answer.body["epoch"]) == (7, 8)
 
 
-async def test_a_publish_whose_fate_nobody_knows_is_a_504(
+async def test_a_publish_with_an_unknown_result_is_answered_504(
     broker: FakeBroker, sidecar: SidecarWorld
 ) -> None:
     session = await sidecar.lead()
@@ -179,7 +179,7 @@ async def test_a_message_beyond_the_limit_is_refused(broker: FakeBroker, tmp_pat
         assert (await sidecar.publish(b"x" * 100, session)).status == 200
 
 
-async def test_publishes_at_once_are_bounded_in_number_and_bytes(
+async def test_concurrent_publishes_are_limited_in_number_and_bytes(
     broker: FakeBroker, tmp_path: Path
 ) -> None:
     limits = SidecarLimits(bodies_bytes_max=1_000)

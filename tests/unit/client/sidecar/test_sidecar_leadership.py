@@ -35,7 +35,9 @@ async def read_event(response: aiohttp.ClientResponse) -> dict[str, Any]:
             return data
 
 
-async def test_events_tell_every_change_at_once(broker: FakeBroker, sidecar: SidecarWorld) -> None:
+async def test_the_event_stream_reports_every_change_immediately(
+    broker: FakeBroker, sidecar: SidecarWorld
+) -> None:
     session = await sidecar.lead()
     async with sidecar.session.get(
         "http://sidecar/leadership", headers={"Accept": "text/event-stream"}
@@ -98,8 +100,8 @@ async def test_resume_info_is_the_first_message_of_each_takeover(
         )
         assert (answer.status, answer.body) == (200, {"published": None})
         assert broker.sends() == []
-        asked = await broker.received_of(pb.CommandProducer)
-        broker.grant(broker.links[-1], asked)
+        request = await broker.received_of(pb.CommandProducer)
+        broker.grant(broker.links[-1], request)
         session = await sidecar.lead()
         (announcement,) = (json.loads(content) for content in broker.contents())
         assert announcement.pop("at").endswith("Z")
@@ -176,7 +178,7 @@ async def test_release_may_stand_aside_until_rejoin(
     assert (await sidecar.until("leading"))["epoch"] == 8
 
 
-async def test_a_signal_releases_as_often_as_it_comes_and_the_sidecar_stays(
+async def test_each_signal_releases_the_topic_and_the_sidecar_stays(
     broker: FakeBroker, sidecar: SidecarWorld
 ) -> None:
     session = await sidecar.lead()
@@ -204,7 +206,7 @@ async def test_a_stop_waits_for_the_release_that_a_signal_began(
     assert len(broker.all(pb.CommandCloseProducer)) == 1
 
 
-async def test_a_stop_releases_first_and_refuses_meanwhile(
+async def test_a_stop_releases_first_and_refuses_requests_until_the_end(
     broker: FakeBroker, sidecar: SidecarWorld
 ) -> None:
     session = await sidecar.lead()
@@ -227,6 +229,20 @@ async def test_a_stop_does_not_wait_for_ever(broker: FakeBroker, tmp_path: Path)
     assert broker.all(pb.CommandCloseProducer)
 
 
+async def test_the_setting_accepts_a_release_without_a_key_over_the_port(
+    broker: FakeBroker, tmp_path: Path
+) -> None:
+    port = free_port()
+    async with running_sidecar(broker, tmp_path, port=port, release_without_key=True) as sidecar:
+        await sidecar.lead()
+        async with (
+            aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client,
+            client.post("/release?rejoin=false") as answer,
+        ):
+            assert answer.status == 200
+        assert (await sidecar.standing())["phase"] == "standing-aside"
+
+
 @pytest.mark.parametrize(
     ("ready_when", "expected"), [("standing-by", (200, 200)), ("leading", (503, 200))]
 )
@@ -235,14 +251,14 @@ async def test_ready_means_what_was_chosen(
 ) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
     async with running_sidecar(broker, tmp_path, ready_when=ready_when) as sidecar:
-        asked = await broker.received_of(pb.CommandProducer)
+        request = await broker.received_of(pb.CommandProducer)
 
         async def is_connected() -> bool:
             return bool((await sidecar.standing())["connected"])
 
         await until(is_connected)
         waiting = (await sidecar.call("GET", "/readyz")).status
-        broker.grant(broker.links[-1], asked)
+        broker.grant(broker.links[-1], request)
         await sidecar.lead()
         assert (waiting, (await sidecar.call("GET", "/readyz")).status) == expected
         broker.answers[pb.CommandLookup] = None
@@ -280,7 +296,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-async def test_metrics_tell_what_happened(broker: FakeBroker, sidecar: SidecarWorld) -> None:
+async def test_metrics_count_what_happened(broker: FakeBroker, sidecar: SidecarWorld) -> None:
     session = await sidecar.lead()
     await sidecar.publish(b"x", session)
     await sidecar.publish(b"x", f"6-{'0' * 16}")

@@ -159,14 +159,14 @@ async def test_replace_compares_values(sidecar: SidecarWorld) -> None:
     assert (await sidecar.call("DELETE", "/map/limits/k", If_Match=second)).status == 200
 
 
-async def test_only_one_of_many_at_once_puts_if_absent(sidecar: SidecarWorld) -> None:
+async def test_only_one_of_many_concurrent_put_if_absent_succeeds(sidecar: SidecarWorld) -> None:
     answers = await asyncio.gather(
         *(put(sidecar, "limits/k", b"%d" % n, If_None_Match="*") for n in range(20))
     )
     assert sorted(each.status for each in answers) == [201, *[412] * 19]
 
 
-async def test_a_condition_that_fails_is_told_behind_the_write_that_it_saw(
+async def test_a_failed_condition_is_reported_after_the_write_that_it_saw(
     sidecar: SidecarWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, the value for which it is refused may never come to be in the log."""
@@ -250,7 +250,9 @@ async def test_pages_of_keys_in_their_order(sidecar: SidecarWorld, logs: Logs) -
     assert ([each["key"] for each in cut["entries"]], cut["next"]) == (["a"], "a")
 
 
-async def test_pages_go_on_behind_keys_that_are_no_text(sidecar: SidecarWorld, logs: Logs) -> None:
+async def test_pages_continue_after_keys_that_are_not_text(
+    sidecar: SidecarWorld, logs: Logs
+) -> None:
     keys = [b"a&=+ ", "\u00e9".encode(), b"\xfe", b"\xff"]
     async with logs.shared("limits") as shared:
         for key in keys:
@@ -281,7 +283,7 @@ async def next_event(response: Any) -> tuple[str, dict[str, Any]]:
             return name, json.loads(line.removeprefix("data: "))
 
 
-async def test_changes_are_told_in_order(sidecar: SidecarWorld) -> None:
+async def test_changes_are_reported_in_order(sidecar: SidecarWorld) -> None:
     await put(sidecar, "limits/k", b"1")
     url = "http://sidecar/map/limits"
     async with (
@@ -325,7 +327,7 @@ async def spoil(log: MemoryLog) -> None:
     await grant.hand_over()
 
 
-async def test_a_log_that_cannot_be_read_says_where_and_stays_readable_up_to_it(
+async def test_an_unreadable_log_reports_the_position_and_stays_readable_up_to_it(
     sidecar: SidecarWorld, logs: Logs, limits: SidecarLimits
 ) -> None:
     await put(sidecar, "limits/k", b"1")
@@ -361,7 +363,7 @@ async def test_invalid_map_requests_are_refused(
     assert (answer.status, answer.body["error"]) == (status, error)
 
 
-async def test_a_write_whose_turn_does_not_come_is_definitely_not_done(
+async def test_a_write_that_never_leaves_the_queue_is_definitely_not_stored(
     sidecar: SidecarWorld, logs: Logs
 ) -> None:
     others_wait = asyncio.Event()
@@ -419,7 +421,7 @@ async def test_maps_in_use_keep_their_places(
         await until(is_free)
 
 
-async def test_requests_at_once_open_a_map_once(sidecar: SidecarWorld, logs: Logs) -> None:
+async def test_concurrent_requests_open_a_map_once(sidecar: SidecarWorld, logs: Logs) -> None:
     answers = await asyncio.gather(*(get(sidecar, "limits/k") for _ in range(10)))
     assert {each.status for each in answers} == {404}
     assert logs.opened == {FULL + "limits": 1}

@@ -96,7 +96,7 @@ async def test_an_owned_resource_is_not_requested_again(
     assert higher["generation"] == 2
 
 
-async def test_two_requests_at_once_ask_once(
+async def test_two_concurrent_requests_cause_one_call(
     broker: FakeBroker, table: Table, sidecar: SidecarWorld
 ) -> None:
     """The second one would depose the first."""
@@ -106,7 +106,7 @@ async def test_two_requests_at_once_ask_once(
     assert len(broker.all(pb.CommandOwn)) == 1
 
 
-async def test_events_tell_what_is_owned_lost_and_released(
+async def test_the_event_stream_reports_owned_lost_and_released_resources(
     table: Table, sidecar: SidecarWorld
 ) -> None:
     await own(sidecar, "a")
@@ -162,17 +162,17 @@ async def test_verified_asks_the_brokers(
     broker: FakeBroker, table: Table, sidecar: SidecarWorld, limits: SidecarLimits
 ) -> None:
     await own(sidecar, "a", "b")
-    asked = len(broker.all(pb.CommandOwn))
+    requests = len(broker.all(pb.CommandOwn))
     sure = await sidecar.call("GET", "/own?verified=true")
     assert sure.body["verified"] is True
-    assert len(broker.all(pb.CommandOwn)) == asked + 1, "all of one request in one question"
+    assert len(broker.all(pb.CommandOwn)) == requests + 1, "all of one request in one question"
     table.denied.add("b")
     over = await sidecar.call("GET", "/own?verified=true")
     assert [each["owned"] for each in over.body["ownerships"]] == [True, False]
     broker.answers[pb.CommandOwn] = None
-    asked = len(broker.all(pb.CommandOwn))
+    requests = len(broker.all(pb.CommandOwn))
     asking = begin(sidecar.call("GET", "/own?verified=true"))
-    await broker.received_of(pb.CommandOwn, asked + 1)
+    await broker.received_of(pb.CommandOwn, requests + 1)
     skip(limits.own_check_seconds)
     unsure = await asking
     assert unsure.body["verified"] is False

@@ -21,7 +21,7 @@ STORED = MessageId(7, 1)
 # ---------------------------------------------------------------- settings
 
 
-def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEWRITER_SIDECAR_TOPIC", "orders")
     monkeypatch.setenv("ONEWRITER_SIDECAR_PRIORITY", "-5")
     monkeypatch.setenv("ONEWRITER_SIDECAR_SOCKET", "/run/onewriter/sidecar.sock")
@@ -30,7 +30,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert Endpoint().socket == settings.socket
 
 
-def test_the_producers_name_tells_processes_apart() -> None:
+def test_the_producer_name_identifies_the_process() -> None:
     settings = Settings(topic="orders", identity="writer-0")
     assert settings.name.startswith("writer-0-")
     assert settings.name == Settings(topic="orders", identity="writer-0").name
@@ -70,10 +70,19 @@ def test_wrong_settings_are_named_by_their_variable(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("verb", ["release", "status"])
-def test_without_a_sidecar_its_commands_say_so(tmp_path: Path, verb: str) -> None:
+def test_sidecar_commands_without_a_sidecar_report_that(tmp_path: Path, verb: str) -> None:
     result = CliRunner().invoke(sidecar, ["--socket", str(tmp_path / "none.sock"), verb])
     assert isinstance(result.exception, Unavailable)
     assert "no sidecar answers" in str(result.exception)
+
+
+def test_the_command_reports_a_release_key_that_it_cannot_read(tmp_path: Path) -> None:
+    path = tmp_path / "none.key"
+    words = ["--port", "1", "--release-key-file", str(path), "release"]
+    result = CliRunner().invoke(sidecar, words)
+    assert isinstance(result.exception, Unavailable)
+    assert "cannot read the release key" in str(result.exception)
+    assert str(path) in str(result.exception)
 
 
 # ---------------------------------------------------------------- keys

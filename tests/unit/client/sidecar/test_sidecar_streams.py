@@ -49,7 +49,7 @@ async def test_a_stream_of_length_prefixed_messages(
     assert lines[-1] == {"end": True, "published": 2, "failed": 1}
 
 
-async def test_answers_come_while_the_stream_goes_on(
+async def test_answers_come_while_the_stream_continues(
     broker: FakeBroker, sidecar: SidecarWorld
 ) -> None:
     session = await sidecar.lead()
@@ -126,7 +126,7 @@ async def test_a_stream_under_a_wrong_session_gets_its_409_as_a_status(
     assert (answer.status, answer.body["epoch"]) == (409, 7)
 
 
-async def test_a_stream_that_is_fenced_stops_and_says_what_is_certain(
+async def test_a_fenced_stream_stops_and_reports_what_is_certain(
     broker: FakeBroker, sidecar: SidecarWorld
 ) -> None:
     session = await sidecar.lead()
@@ -186,7 +186,7 @@ async def test_a_streams_messages_under_way_are_bounded(
     assert (await streaming)[-1]["published"] == 10
 
 
-async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
+async def test_a_client_that_disconnects_in_the_middle_leaves_no_state(
     broker: FakeBroker, sidecar: SidecarWorld
 ) -> None:
     session = await sidecar.lead()

@@ -59,7 +59,7 @@ class Logs:
         return newest
 
 
-async def test_a_checkpoint_stands_for_the_log_in_front_of_it() -> None:
+async def test_a_checkpoint_replaces_the_log_before_it() -> None:
     logs = Logs()
     async with logs.map() as shared:
         for number in range(100):
@@ -94,7 +94,7 @@ async def test_the_current_writer_writes_checkpoints_when_they_are_due() -> None
     assert (await logs.stored()).closing.version > due - policy.writes
 
 
-async def test_a_cut_up_to_behind_the_newest_checkpoint_is_a_gap() -> None:
+async def test_a_cut_after_the_newest_checkpoint_is_a_gap() -> None:
     logs = Logs()
     async with logs.map() as shared:
         await shared.put("a", 1)
@@ -107,7 +107,7 @@ async def test_a_cut_up_to_behind_the_newest_checkpoint_is_a_gap() -> None:
             pass
 
 
-async def test_entries_that_are_missing_far_behind_a_checkpoint_are_a_gap() -> None:
+async def test_entries_that_are_missing_far_after_a_checkpoint_are_a_gap() -> None:
     logs = Logs()
     async with logs.map() as shared:
         for number in range(10):
@@ -144,7 +144,7 @@ async def test_a_log_that_is_emptied_under_a_map_is_a_gap() -> None:
             await shared.get("a", latest=True)
 
 
-async def test_a_checkpoint_newer_than_the_log_is_said_and_left_out(
+async def test_a_checkpoint_newer_than_the_log_is_reported_and_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     logs = Logs()

@@ -245,7 +245,7 @@ async def test_a_write_that_was_certainly_not_stored_is_generated_again() -> Non
 
 
 @pytest.mark.looptime
-async def test_a_write_whose_fate_nobody_can_tell_in_time_is_unknown() -> None:
+async def test_a_write_without_a_result_in_time_is_unknown() -> None:
     log = MemoryLog()
     async with map_on(log) as shared:
         await shared.put("a", 1)
@@ -270,7 +270,7 @@ async def _next_holder(log: MemoryLog) -> MemoryGrant:
     return await log.acquire(lambda: None)
 
 
-async def test_more_writes_than_may_wait_take_their_turns() -> None:
+async def test_more_writes_than_the_queue_limit_are_stored_in_order() -> None:
     limits = StateLimits(timeout_seconds=20, queued_writes_max=10)
     log = MemoryLog()
     async with map_on(log, limits=limits) as shared:
@@ -291,7 +291,7 @@ async def test_closing_sees_writes_through() -> None:
 
 
 @pytest.mark.looptime
-async def test_closing_without_a_grant_says_that_nothing_was_written() -> None:
+async def test_closing_without_a_grant_reports_that_nothing_was_stored() -> None:
     log = MemoryLog()
     holder = await log.acquire(lambda: None)
     limits = StateLimits(timeout_seconds=0.1)
@@ -317,7 +317,7 @@ async def test_a_cut_log_is_a_gap_never_a_partial_state() -> None:
     assert gap.value.position == log.entries[0].position
 
 
-async def test_a_log_that_lost_its_tail_is_folded_anew_and_watchers_see_it() -> None:
+async def test_a_log_that_lost_its_tail_is_folded_again_and_watchers_see_it() -> None:
     log = MemoryLog()
     async with map_on(log) as one, map_on(log) as other, other.watch() as watch:
         for number in range(4):

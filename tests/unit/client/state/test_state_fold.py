@@ -74,7 +74,7 @@ def test_a_resend_that_was_stored_twice_counts_once() -> None:
     assert (fold.state, fold.version) == (7, 3)
 
 
-def test_behind_a_refused_entry_the_rest_of_its_pipeline_is_void() -> None:
+def test_after_a_refused_entry_the_rest_of_its_pipeline_is_void() -> None:
     fold = begun()
     verdicts = take(
         fold,
@@ -100,7 +100,7 @@ def test_a_log_that_begins_in_its_middle_is_a_gap() -> None:
         take(begun(), entry(4, 1, (ONE, 7, 70), [1]))
 
 
-def test_a_log_that_lost_what_was_applied_is_folded_anew() -> None:
+def test_a_log_that_lost_what_was_applied_is_folded_again() -> None:
     fold = begun()
     take(fold, entry(1, 1, (ONE, 0, 0), [1]), entry(1, 2, (ONE, 1, 1), [2]))
     with pytest.raises(HistoryRewritten):
@@ -161,7 +161,7 @@ def test_a_writers_memo_is_used_only_for_its_own_bytes_and_state() -> None:
     assert fold.state == 2
 
 
-def test_a_fold_goes_on_from_a_base_as_if_it_had_read_everything() -> None:
+def test_a_fold_continues_from_a_base_as_if_it_had_read_everything() -> None:
     entries = [entry(1, n, (ONE, n - 1, n - 1), [n]) for n in range(1, 20)]
     whole = begun()
     take(whole, *entries)

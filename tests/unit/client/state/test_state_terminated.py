@@ -42,12 +42,12 @@ async def refused(shared: SharedMap[str, int]) -> None:
     assert caught.value.code is ServerError.TOPIC_TERMINATED_ERROR
 
 
-async def test_writes_are_refused_and_reads_go_on() -> None:
+async def test_writes_are_refused_and_reads_continue() -> None:
     log = MortalLog()
-    async with asyncio.timeout(SECONDS_MAX), map_on(log) as ours, map_on(log) as theirs:
+    async with asyncio.timeout(SECONDS_MAX), map_on(log) as ours, map_on(log) as other:
         await ours.put("a", 1)
         log.terminate()
-        for shared in (ours, theirs):
+        for shared in (ours, other):
             await refused(shared)  # the first one still believes to have the log
             assert await shared.get("a", latest=True) == 1
 

@@ -109,7 +109,7 @@ async def append(log: MemoryLog, messages: Sequence[LogMessage]) -> None:
 # ------------------------------------------------------------ a suspicion is never lost
 
 
-async def test_a_suspicion_that_comes_while_the_follower_pauses_has_the_log_folded_anew() -> None:
+async def test_a_suspicion_during_a_pause_of_the_follower_folds_the_log_again() -> None:
     log = ClosableLog()
     async with asyncio.timeout(SECONDS_MAX), map_on(log) as one, map_on(log) as other:
         for number in range(4):
@@ -131,7 +131,7 @@ async def test_a_suspicion_that_comes_while_the_follower_pauses_has_the_log_fold
 # ------------------------------------------------------------ an entry that cannot be read
 
 
-async def test_a_write_behind_an_unreadable_entry_is_unknown_and_no_grant_is_asked_for() -> None:
+async def test_a_write_after_an_unreadable_entry_is_unknown_and_requests_no_grant() -> None:
     log = SpoiltLog()
     async with asyncio.timeout(SECONDS_MAX), map_on(log) as shared:
         await shared.put("a", 1)
@@ -146,7 +146,7 @@ async def test_a_write_behind_an_unreadable_entry_is_unknown_and_no_grant_is_ask
         assert await shared.get("a") == 1
 
 
-async def test_a_watcher_is_told_of_trouble_behind_the_changes_before_it() -> None:
+async def test_a_watcher_gets_an_error_after_the_changes_before_it() -> None:
     log = MemoryLog()
     async with asyncio.timeout(SECONDS_MAX), map_on(log) as shared, shared.watch() as watch:
         await shared.put("a", 1)
@@ -180,7 +180,7 @@ async def _all(watch: Any) -> list[tuple[str, int | None]]:
     return [(change.key, change.value) async for change in watch]
 
 
-async def test_a_watch_begins_with_the_whole_state_though_it_is_being_folded_anew() -> None:
+async def test_a_watch_begins_with_the_whole_state_though_it_is_being_folded_again() -> None:
     log = ClosableLog()
     async with asyncio.timeout(SECONDS_MAX), map_on(log) as one, map_on(log) as other:
         for number in range(4):
@@ -276,7 +276,7 @@ async def test_a_checkpoint_is_read_back_in_time_or_does_not_count() -> None:
 # ------------------------------------------------------------ the client is closed first
 
 
-async def test_a_state_whose_client_is_closed_stays_readable_and_says_so() -> None:
+async def test_a_state_whose_client_is_closed_stays_readable_and_reports_the_closure() -> None:
     log = ClosableLog()
     async with asyncio.timeout(SECONDS_MAX), map_on(log) as shared, shared.watch() as watch:
         await shared.put("a", 1)
@@ -290,9 +290,7 @@ async def test_a_state_whose_client_is_closed_stays_readable_and_says_so() -> No
             await shared.get("a", latest=True)
 
 
-async def test_a_writer_that_asks_a_closed_client_for_its_turn_says_that_nothing_was_written() -> (
-    None
-):
+async def test_a_write_through_a_closed_client_reports_that_nothing_was_stored() -> None:
     log = ClosableLog()
     async with asyncio.timeout(SECONDS_MAX), map_on(log) as shared:
         log.is_closed = True  # its follower has not heard of it yet

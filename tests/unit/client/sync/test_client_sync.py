@@ -96,7 +96,7 @@ def test_leading_from_beginning_to_end(stage: Stage, client: onewriter.sync.Clie
     assert leadership.producer.queue_priority == 3
 
 
-def test_a_loss_is_told_to_whoever_waits_and_to_the_next_call(
+def test_a_loss_is_reported_to_waiting_calls_and_to_the_next_call(
     stage: Stage, client: onewriter.sync.Client
 ) -> None:
     reported: list[OnewriterError] = []
@@ -161,7 +161,7 @@ def test_errors_are_those_of_the_sdk(stage: Stage, client: onewriter.sync.Client
         client.create_producer("no://topic")
 
 
-def test_a_client_that_is_not_open_says_so(stage: Stage) -> None:
+def test_a_client_that_is_not_open_raises_an_error_that_says_so(stage: Stage) -> None:
     client = onewriter.sync.Client(stage.broker.url)
     with pytest.raises(Closed):
         client.create_producer("orders")
@@ -190,7 +190,7 @@ def test_closing_the_client_ends_what_waits_in_another_thread(stage: Stage) -> N
     assert [type(each) for each in ended] == [Closed]
 
 
-def test_a_call_that_comes_while_the_loop_ends_is_told_so(stage: Stage) -> None:
+def test_a_call_while_the_loop_ends_is_refused(stage: Stage) -> None:
     """Too late to be cancelled with the others, too early to find the loop closed."""
     ended: list[BaseException] = []
 
@@ -269,7 +269,7 @@ def test_many_threads_call_while_one_closes(stage: Stage) -> None:
     assert len(ended) == 4
 
 
-def test_handing_in_after_the_end_or_from_a_callback_leaves_nothing_behind(stage: Stage) -> None:
+def test_submitting_after_the_end_or_from_a_callback_leaves_no_state(stage: Stage) -> None:
     raised: list[str] = []
 
     def submit(_reason: OnewriterError | None = None) -> None:
@@ -338,7 +338,7 @@ def at_once() -> None:
     """Before the block ends."""
 
 
-def test_leaving_a_lead_whose_client_was_closed_meanwhile_raises_nothing(stage: Stage) -> None:
+def test_leaving_a_lead_whose_client_was_closed_raises_nothing(stage: Stage) -> None:
     def handing_over() -> None:
         stage.until(lambda: bool(stage.broker.all(pb.CommandCloseProducer)))
 

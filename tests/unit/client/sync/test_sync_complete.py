@@ -84,7 +84,7 @@ SPARED: dict[str, dict[str, Sequence[str]]] = {
             "requester",
             "changed",
             "detached",
-            "go_on",
+            "confirm",
             "keep",
             "serve",
         ]
@@ -152,7 +152,7 @@ def test_every_asynchronous_class_has_a_sibling_or_a_reason() -> None:
 
 
 @pytest.mark.parametrize("name", FACADES)
-def test_a_facade_stands_for_the_class_of_its_name(name: str) -> None:
+def test_a_facade_wraps_the_class_of_its_name(name: str) -> None:
     assert async_class_of(FACADES[name]) is CLASSES[name]
 
 
@@ -170,12 +170,12 @@ def test_the_facade_has_every_public_member(name: str) -> None:
 @pytest.mark.parametrize("name", FACADES)
 def test_its_methods_take_the_same(name: str) -> None:
     for method in public_names(CLASSES[name]) - spared(name) - set(BLOCKING):
-        theirs = inspect.getattr_static(CLASSES[name], method, None)
-        if not inspect.isfunction(theirs) or f"{name}.{method}" in OF_OTHER_PARAMETERS:
+        other = inspect.getattr_static(CLASSES[name], method, None)
+        if not inspect.isfunction(other) or f"{name}.{method}" in OF_OTHER_PARAMETERS:
             continue
         ours = inspect.getattr_static(FACADES[name], method)
         assert inspect.isfunction(ours), f"{method} of {name} can be called"
-        assert parameters(ours) == parameters(theirs), f"{name}.{method}"
+        assert parameters(ours) == parameters(other), f"{name}.{method}"
         assert not inspect.iscoroutinefunction(ours)
 
 

@@ -100,7 +100,7 @@ async def test_a_lookup_without_a_usable_address_is_asked_again(
     assert len(broker.all(pb.CommandLookup)) == 2
 
 
-async def test_a_lookup_that_says_never_is_the_end(broker: FakeBroker) -> None:
+async def test_a_permanent_refusal_of_a_look_up_ends_the_producer(broker: FakeBroker) -> None:
     broker.answers[pb.CommandLookup] = lambda link, command: link.write(
         replies.lookup_failed(command.request_id, ServerError.AUTHORIZATION_ERROR, "not you")
     )
@@ -227,7 +227,7 @@ async def test_refused_credentials_are_a_definite_no(broker: FakeBroker) -> None
             await client.create_producer("orders", EXCLUSIVE)
 
 
-async def test_a_holder_goes_on_asking_when_its_token_is_refused_on_return(
+async def test_a_holder_continues_asking_when_its_token_is_refused_on_return(
     broker: FakeBroker,
 ) -> None:
     """It may have expired between two rotations; the topic may still be ours."""
@@ -340,7 +340,7 @@ async def test_a_process_that_stood_still_does_not_blame_the_broker(
         assert not broker.links[-1].is_lost
 
 
-async def test_a_broker_that_speaks_nonsense_is_left(broker: FakeBroker) -> None:
+async def test_a_broker_with_an_invalid_answer_is_abandoned(broker: FakeBroker) -> None:
     async with client_of(broker) as client:
         producer = await client.create_producer("orders", EXCLUSIVE)
         broker.links[-1].write(b"\xff" * 16)
@@ -362,12 +362,14 @@ async def test_a_broker_that_never_answers_a_connect_is_left(broker: FakeBroker)
 async def test_a_connection_that_was_being_opened_does_not_outlive_the_client(
     broker: FakeBroker,
 ) -> None:
-    asked: list[FakeLink] = []
-    broker.answers[pb.CommandConnect] = lambda link, _command: asked.append(link)
+    requests: list[FakeLink] = []
+    broker.answers[pb.CommandConnect] = lambda link, _command: requests.append(link)
     async with client_of(broker) as client:
         owning = begin(client.own("group", ["shard"]).__aenter__())
-        await broker.eventually(lambda: bool(asked))
-    asked[0].write(asked[0].wire.connected("onewriter fake", max_message_size=MESSAGE_LENGTH_MAX))
-    await broker.eventually(lambda: asked[0].is_lost)
+        await broker.eventually(lambda: bool(requests))
+    requests[0].write(
+        requests[0].wire.connected("onewriter fake", max_message_size=MESSAGE_LENGTH_MAX)
+    )
+    await broker.eventually(lambda: requests[0].is_lost)
     (owned,) = await owning
     assert isinstance(owned.end, Closed)

@@ -147,7 +147,7 @@ async def test_a_candidate_whose_on_elected_fails_ends_alone(
     await other.send(b"still there")
 
 
-async def test_a_candidate_whose_on_change_fails_leads_all_the_same(
+async def test_a_candidate_leads_although_its_on_change_fails(
     client: Client, reported: list[BaseException]
 ) -> None:
     def changed(_standing: Standing) -> None:
@@ -172,11 +172,11 @@ async def test_a_candidacy_whose_close_is_cancelled_is_over(
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert candidate.standing.phase is Phase.CLOSED
-    asked = len(broker.all(pb.CommandProducer))
+    requests = len(broker.all(pb.CommandProducer))
     candidate.rejoin()
     await asyncio.sleep(0.05)
     assert candidate.standing.phase is Phase.CLOSED
-    assert len(broker.all(pb.CommandProducer)) == asked
+    assert len(broker.all(pb.CommandProducer)) == requests
 
 
 # ---------------------------------------------------------------- leading

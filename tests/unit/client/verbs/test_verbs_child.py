@@ -87,7 +87,7 @@ async def until_gone(pid: int) -> None:
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
-async def test_its_exit_code_is_told_as_a_shell_does(stop: Stop, script: str, code: int) -> None:
+async def test_the_exit_code_is_that_of_a_shell(stop: Stop, script: str, code: int) -> None:
     assert await shell(script).run({}, stop, lost=never, confirm=never) == (End.ITSELF, code)
 
 
@@ -180,11 +180,11 @@ async def test_a_cancellation_does_not_count_as_a_signal(stop: Stop) -> None:
 async def test_a_command_without_confirmation_is_stopped(
     stop: Stop, error: OnewriterError | None
 ) -> None:
-    asked: list[None] = []
+    requests: list[None] = []
 
     async def confirm() -> None:
-        asked.append(None)
-        if len(asked) < 3:
+        requests.append(None)
+        if len(requests) < 3:
             return
         if error is None:
             await never()
@@ -195,10 +195,10 @@ async def test_a_command_without_confirmation_is_stopped(
     end, _ = await child.run({}, stop, lost=never, confirm=confirm)
     assert end is End.UNCONFIRMED
     assert end.is_loss
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
-async def test_of_what_happens_at_once_the_first_one_named_counts() -> None:
+async def test_of_concurrent_events_the_first_named_one_counts() -> None:
     async def at_once() -> None:
         return
 

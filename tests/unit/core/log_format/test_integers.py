@@ -14,7 +14,7 @@ U32 = st.integers(min_value=0, max_value=2**32 - 1)
 
 
 @given(st.lists(U32))
-def test_lengths_are_little_endian_u32_and_come_back(numbers: list[int]) -> None:
+def test_lengths_are_little_endian_u32_and_survive_a_round_trip(numbers: list[int]) -> None:
     packed = pack_u32(numbers)
     assert packed == struct.pack(f"<{len(numbers)}I", *numbers)
     assert unpack_u32(packed) == numbers

@@ -9,10 +9,10 @@ from typing import Any
 
 from tests.unit.kube.fake_broker import FakeBroker
 
+from onewriter_core.kubernetes.kinds import Key
 from onewriter_operator.brokers.client import Credentials
 from onewriter_operator.brokers.fleet import Fleet, FleetLimits
 from onewriter_operator.declarations import Declarations
-from onewriter_operator.kinds import Key
 from onewriter_operator.store import ObjectCopy
 
 TOPIC = "persistent://shop/default/orders"

@@ -49,7 +49,7 @@ def test_a_bucket_that_another_broker_serves_does_not_wait() -> None:
     assert found.why_waiting(TOPIC, 101.0) == "", "it was served until just now"
 
 
-def test_the_end_of_a_counted_wait_is_reported_at_once() -> None:
+def test_the_end_of_a_counted_wait_is_reported_immediately() -> None:
     found = Buckets()
     found.put("broker-0", REFUSED, 0.0)
     assert found.put("broker-0", report([MINE]), 1.0) == set(), "nobody was told of it"
@@ -74,7 +74,7 @@ def test_a_report_of_impossible_buckets_is_refused(count: int) -> None:
         Buckets().put("broker-0", {"count": count, "served": [], "waiting": {}}, 0.0)
 
 
-async def test_the_fleet_tells_of_topics_whose_bucket_waits() -> None:
+async def test_the_fleet_reports_topics_whose_bucket_waits() -> None:
     limits = replace(QUICK, patience_seconds=0.1)
     broker = FakeBroker()
     broker.buckets = {"type": "BUCKETS", **REFUSED}

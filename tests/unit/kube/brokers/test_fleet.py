@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from tests.cluster.pki import Authority
 from tests.unit.kube.brokers.fleet_world import KEY, QUICK, TOPIC, World, topic, until
 from tests.unit.kube.fake_broker import FakeBroker, status
 
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import Key
+from onewriter_core.kubernetes.objects import parse_topic
 from onewriter_operator.brokers import client
 from onewriter_operator.brokers.client import BrokerUnreachable, Credentials
-from onewriter_operator.kinds import Key
-from onewriter_operator.objects import parse_topic
 from onewriter_operator.plan.facts import Applied
 
 
@@ -59,7 +61,7 @@ async def test_the_fleet_settles_when_all_brokers_answered_or_the_time_is_over()
             assert world.received.fleet_changes == changes + 1
 
 
-async def test_an_operator_that_starts_tells_brokers_nothing_that_they_have() -> None:
+async def test_an_operator_that_starts_sends_brokers_nothing_that_they_have() -> None:
     broker = FakeBroker()
     async with broker.running():
         async with World(broker).running() as world:
@@ -118,6 +120,17 @@ async def test_a_returned_broker_is_catching_up_until_it_has_the_state() -> None
         await until(world.is_everywhere)
 
 
+async def test_a_suspected_broker_counts_as_lost_until_its_stream_continues() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        world.fleet.suspect(broker.name)
+        await until(lambda: not world.fleet.state().all_synced)
+        assert "get no answer" in "".join(world.fleet.state().problems)
+        broker.serve(TOPIC)
+        await until(lambda: world.fleet.state().all_synced and world.fleet.view(TOPIC))
+
+
 async def test_an_unreadable_line_affects_only_its_broker() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     async with one.running(), two.running(), World(one, two).running() as world:
@@ -129,7 +142,7 @@ async def test_an_unreadable_line_affects_only_its_broker() -> None:
         await until(lambda: not world.fleet.state().problems)
 
 
-async def test_an_answer_that_is_no_json_is_no_answer() -> None:
+async def test_a_response_that_is_not_json_counts_as_no_answer() -> None:
     broker = FakeBroker()
     async with broker.running(), World(broker).running() as world:
         await until(lambda: world.fleet.state().all_synced)
@@ -170,17 +183,17 @@ async def test_a_call_during_a_reconnect_fails_as_unreachable() -> None:
         session = found._session
         assert session is not None
         close = session.close
-        asked: list[str] = []
+        requests: list[str] = []
 
         async def slowly() -> None:
             with pytest.raises(BrokerUnreachable):
                 await found.revision()
-            asked.append("revision")
+            requests.append("revision")
             await close()
 
         session.close = slowly  # type: ignore[method-assign]
         await found.open()
-        assert asked == ["revision"]
+        assert requests == ["revision"]
         assert await found.revision() == ""
         await found.close()
 
@@ -232,22 +245,37 @@ async def test_a_foreign_state_is_drift() -> None:
         await until(lambda: broker.revision != "by hand")
 
 
+def refuse(broker: FakeBroker, is_bad: Callable[[Json], bool]) -> None:
+    """Let the broker refuse the desired states with a bad topic, and name that topic."""
+    put = broker._put
+
+    async def picky(request: Any) -> Any:
+        body = await request.json()
+        bad = [each["metadata"]["name"] for each in body["topics"] if is_bad(each)]
+        broker.refuse_put = [f"ExclusiveTopic shop/{name}, spec: no" for name in bad] or None
+        return await put(request)
+
+    runner = broker._runner
+    assert runner is not None
+    for route in runner.app.router.routes():
+        if route.method == "PUT":
+            route._handler = picky
+
+
+def partitions(broker: FakeBroker) -> set[int]:
+    """The numbers of partitions in the desired state that the broker accepted last."""
+    assert broker.desired is not None
+    return {each.spec.partitions for each in broker.desired.state.topics}
+
+
+def is_named_bad(document: Json) -> bool:
+    return bool(document["metadata"]["name"] == "bad")
+
+
 async def test_an_object_that_a_broker_refuses_does_not_hold_back_others() -> None:
     broker = FakeBroker()
     async with broker.running(), World(broker).running() as world:
-        put = broker._put
-
-        async def picky(request: Any) -> Any:
-            body = await request.json()
-            bad = [each for each in body["topics"] if each["metadata"]["name"] == "bad"]
-            broker.refuse_put = ["ExclusiveTopic shop/bad, spec: no"] if bad else None
-            return await put(request)
-
-        monkeypatched = broker._runner
-        assert monkeypatched is not None
-        for route in monkeypatched.app.router.routes():
-            if route.method == "PUT":
-                route._handler = picky
+        refuse(broker, is_named_bad)
         world.declare(topic(), topic("bad"), topic("badger"))
         await until(world.is_everywhere)
         await until(lambda: len(broker.topics()) == 2)
@@ -257,6 +285,37 @@ async def test_an_object_that_a_broker_refuses_does_not_hold_back_others() -> No
         assert not found.is_everywhere
         badger = Key("ExclusiveTopic", "shop", "badger")
         assert world.fleet.applied(badger, world.declarations.piece(badger)).is_everywhere
+
+
+async def test_a_broker_keeps_the_former_spec_of_an_object_whose_edit_it_refuses() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic(partitions=1), topic("other"))
+        await until(world.is_everywhere)
+        refuse(broker, lambda each: each["spec"].get("partitions") == 2)
+        world.declare(topic(generation=2, partitions=2), topic("other", generation=2, partitions=5))
+        other = Key("ExclusiveTopic", "shop", "other")
+        await until(
+            lambda: world.fleet.applied(other, world.declarations.piece(other)).is_everywhere
+        )
+        assert partitions(broker) == {1, 5}
+        assert world.fleet.applied(KEY, world.declarations.piece(KEY)).refusal
+        world.declare(topic(generation=3, partitions=3))
+        await until(world.is_everywhere)
+        assert partitions(broker) == {3, 5}
+
+
+async def test_an_object_is_left_out_if_the_broker_refuses_its_former_spec_too() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic("bad"), topic())
+        await until(world.is_everywhere)
+        refuse(broker, is_named_bad)
+        world.declare(topic("bad", generation=2, partitions=2), topic(generation=2, partitions=2))
+        await until(world.is_everywhere)
+        bad = Key("ExclusiveTopic", "shop", "bad")
+        await until(lambda: world.fleet.applied(bad, world.declarations.piece(bad)).refusal)
+        assert len(broker.topics()) == 1
 
 
 async def test_a_refusal_without_a_name_counts_for_every_object() -> None:

@@ -98,7 +98,7 @@ def named(number: int) -> str:
     return f"persistent://shop/default/topic-{number}"
 
 
-async def test_topics_that_are_looked_up_meanwhile_are_looked_up_together() -> None:
+async def test_topics_that_wait_for_a_look_up_are_looked_up_together() -> None:
     broker = FakeBroker()
     broker.stored = {named(number): status(number, "Idle") for number in range(50)}
     async with broker.running(), World(broker).running() as world:
@@ -108,7 +108,7 @@ async def test_topics_that_are_looked_up_meanwhile_are_looked_up_together() -> N
         assert broker.calls.count(("POST", "/onewriter/v1/topics")) == 1
 
 
-async def test_no_more_are_looked_up_together_than_a_broker_takes() -> None:
+async def test_look_ups_are_split_at_the_limit_of_a_broker() -> None:
     limits = replace(QUICK, together_max=20)
     broker = FakeBroker()
     async with broker.running(), World(broker, limits=limits).running() as world:
@@ -131,7 +131,7 @@ async def test_a_topic_of_another_broker_is_looked_up_there() -> None:
 
 
 @pytest.mark.parametrize("answer", [{}, {"topics": []}, {"topics": {"x": 1}, "elsewhere": []}])
-async def test_an_answer_that_is_not_understood_says_nothing(
+async def test_an_invalid_answer_proves_nothing(
     answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nonsense(*_: Any, **__: Any) -> Any:
@@ -180,7 +180,7 @@ async def test_the_token_is_shown_and_read_again(tmp_path: Path) -> None:
         await credentials.headers()
 
 
-async def test_any_broker_says_which_brokers_are_alive() -> None:
+async def test_any_broker_reports_which_brokers_are_alive() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     async with one.running(), two.running(), World(one, two).running() as world:
         await until(lambda: world.fleet.state().all_synced)

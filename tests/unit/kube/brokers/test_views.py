@@ -9,8 +9,8 @@ from tests.clock import skip
 from tests.unit.kube.brokers.fleet_world import QUICK, TOPIC, World, until
 from tests.unit.kube.fake_broker import FakeBroker, producer_group, status
 
+from onewriter_core.topic_view import parse_view
 from onewriter_operator.brokers.views import Views, claims_in
-from onewriter_operator.plan.view import parse_view
 
 
 async def test_the_fleet_receives_the_topics_that_brokers_serve() -> None:
@@ -104,7 +104,7 @@ def test_views_remember_who_served_last() -> None:
     assert views.best(TOPIC) is None
 
 
-def test_views_know_since_when_a_topic_is_as_it_is() -> None:
+def test_views_record_since_when_a_topic_has_its_state() -> None:
     views = Views()
     views.put("a", TOPIC, parse_view(status(1, "Held")), 10)
     views.put("a", TOPIC, parse_view(status(1, "Held", waiters=[producer_group("w")])), 20)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from tests.unit.kube.installation_configurations import (
     ALL,
+    CLUSTER,
     EVERYTHING,
     EXTERNAL,
+    EXTERNAL_CLUSTER,
     MONITORING,
     OWNER,
     PEER,
@@ -70,7 +72,7 @@ def test_the_default_installation_has_these_objects() -> None:
     ]
 
 
-@pytest.mark.parametrize("case", [EXTERNAL, SENTINEL])
+@pytest.mark.parametrize("case", [EXTERNAL, SENTINEL, EXTERNAL_CLUSTER])
 def test_a_store_of_others_is_not_installed(case: Json) -> None:
     found = objects(configured(case))
     assert not [each for each in kinds(found) if "valkey" in each]
@@ -215,6 +217,33 @@ def test_files_for_tls_to_a_store_of_others_are_mounted_and_named() -> None:
         "/run/onewriter/store-ca",
         "/run/onewriter/store-tls",
     )
+
+
+def test_sentinels_with_tls_get_the_same_files() -> None:
+    tls = EXTERNAL["externalStore"]["tls"]
+    case = {
+        "externalStore": {"sentinels": ["rediss://one:26379", "rediss://two:26380"], "tls": tls}
+    }
+    found, external = environment(brokers(case)), environment(brokers(EXTERNAL))
+    assert found["ONEWRITER_REDIS_SENTINELS"] == "rediss://one:26379,rediss://two:26380"
+    assert "ONEWRITER_REDIS_URL" not in found
+    for name in ("CA_FILE", "CERT_FILE", "KEY_FILE", "SERVER_NAME"):
+        assert found[f"ONEWRITER_REDIS_{name}"] == external[f"ONEWRITER_REDIS_{name}"]
+    volumes = [
+        pods["spec"]["template"]["spec"]["volumes"] for pods in (brokers(case), brokers(EXTERNAL))
+    ]
+    mounted = [
+        [each for each in found if each["name"] in {"store-ca", "store-tls"}] for found in volumes
+    ]
+    assert mounted[0] == mounted[1] != []
+
+
+def test_a_cluster_with_tls_gets_the_same_credentials_and_files() -> None:
+    found, external = environment(brokers(EXTERNAL_CLUSTER)), environment(brokers(EXTERNAL))
+    assert found["ONEWRITER_REDIS_URL"] == EXTERNAL_CLUSTER["externalStore"]["url"]
+    assert found["ONEWRITER_REDIS_REPLICAS"] == "1"
+    for name in ("USERNAME", "PASSWORD_FILE", "CA_FILE", "CERT_FILE", "KEY_FILE", "SERVER_NAME"):
+        assert found[f"ONEWRITER_REDIS_{name}"] == external[f"ONEWRITER_REDIS_{name}"]
 
 
 def test_without_tls_to_the_store_nothing_is_mounted_for_it() -> None:
@@ -373,6 +402,130 @@ def test_a_given_password_is_not_made() -> None:
         assert source == {"name": "given", "items": [{"key": "secret", "path": "password"}]}
 
 
+# ------------------------------------------------------------ a cluster as the store
+
+
+def shard(number: int, more: Json | None = None) -> Json:
+    return only(objects(configured(more or CLUSTER)), "StatefulSet", f"onewriter-valkey-{number}")
+
+
+def test_a_cluster_has_a_stateful_set_for_each_shard_and_a_name_for_each_pod() -> None:
+    found = kinds(objects(configured(CLUSTER)))
+    assert [each for each in found if "valkey" in each] == [
+        "ConfigMap/onewriter-valkey",
+        "Service/onewriter-valkey-pods",
+        "NetworkPolicy/onewriter-valkey",
+        "PodDisruptionBudget/onewriter-valkey",
+        *(f"StatefulSet/onewriter-valkey-{number}" for number in range(3)),
+    ]
+    assert kinds(created_once(configured(CLUSTER))) == [
+        "Secret/onewriter-valkey-password",
+        "Secret/onewriter-valkey-cluster",
+        "Secret/onewriter-metrics",
+    ]
+    spec = only(objects(configured(CLUSTER)), "Service", "onewriter-valkey-pods")["spec"]
+    assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
+    for number in range(3):
+        spec = shard(number)["spec"]
+        assert (spec["replicas"], spec["serviceName"]) == (3, "onewriter-valkey-pods")
+        assert spec["podManagementPolicy"] == "Parallel"
+        labels = spec["template"]["metadata"]["labels"]
+        assert labels["onewriter.dev/shard"] == str(number)
+        assert spec["selector"]["matchLabels"].items() <= labels.items()
+        (claim,) = spec["volumeClaimTemplates"]
+        assert claim["metadata"]["labels"]["onewriter.dev/shard"] == str(number)
+
+
+def test_the_pods_of_one_shard_never_share_a_node() -> None:
+    for more in (CLUSTER, {"store": {"shards": 3}}):
+        affinity = shard(1, more)["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+        (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+        selected = term["labelSelector"]["matchLabels"]
+        assert selected["onewriter.dev/shard"] == "1"
+        assert selected["app.kubernetes.io/instance"] == "onewriter"
+
+
+def test_the_names_of_the_longest_release_are_valid() -> None:
+    """Kubernetes adds a hash of eleven characters to the name of a StatefulSet, in a label of 63."""
+    whole = {"release": "r" * 40, "store": {"shards": 16, "replicas": 3}}
+    for each in objects(configured(whole)):
+        if each["kind"] == "StatefulSet":
+            assert len(each["metadata"]["name"]) + 11 <= 63
+
+
+def test_brokers_know_all_pods_of_a_cluster_and_its_replicas() -> None:
+    found = environment(brokers(CLUSTER))
+    scheme, _, places = found["ONEWRITER_REDIS_URL"].partition("://")
+    assert scheme == "redis+cluster"
+    hosts = places.split(",")
+    assert len(hosts) == len(set(hosts)) == 9
+    assert hosts[0] == "onewriter-valkey-0-0.onewriter-valkey-pods.system.svc.cluster.local:6379"
+    assert found["ONEWRITER_REDIS_REPLICAS"] == "2"
+    assert found["ONEWRITER_REDIS_USERNAME"] == "onewriter"
+    largest = {"store": {"shards": 16, "replicas": 3}}
+    assert environment(brokers(largest))["ONEWRITER_REDIS_URL"].count(",") < 64
+
+
+def test_a_process_of_a_cluster_has_the_settings_that_losses_depend_on() -> None:
+    found = directives(CLUSTER)
+    assert found["cluster-enabled"] == "yes"
+    assert found["cluster-require-full-coverage"] == "no"
+    assert found["cluster-allow-replica-migration"] == "no"
+    assert found["cluster-replica-validity-factor"] == "10"
+    assert found["cluster-preferred-endpoint-type"] == "hostname"
+    assert found["repl-diskless-load"] == "disabled"
+    assert found["appendfsync"] == "always"
+    assert not [name for name in directives() if name.startswith("cluster-")]
+    assert "masterauth" not in found, "the script writes it"
+
+
+def test_the_users_of_a_cluster_can_delete_nothing() -> None:
+    data = only(objects(configured(CLUSTER)), "ConfigMap", "onewriter-valkey")["data"]
+    users = dict(line.split(" ", 1) for line in data["cluster-users"].splitlines())
+    assert sorted(users) == ["operator", "replica"]
+    for rights in users.values():
+        granted = {word for word in rights.split() if word.startswith("+")}
+        assert not granted & {"+flushall", "+del", "+set", "+config|set", "+cluster|reset", "+@all"}
+        assert "~" not in rights
+    assert data["rights"].strip() == broker_acl_rules()
+
+
+def test_a_process_of_a_cluster_is_ready_when_it_has_its_place() -> None:
+    found = container(shard(0))
+    assert found["readinessProbe"]["exec"]["command"][-1] == "ready"
+    assert found["startupProbe"]["exec"]["command"][-1] == "check"
+    names = [each["name"] for each in found["env"]]
+    assert names.index("POD_NAME") < names.index("ONEWRITER_VALKEY_HOST")
+    assert found["env"][-1]["value"] == "$(POD_NAME).onewriter-valkey-pods.system.svc.cluster.local"
+
+
+def test_a_process_of_a_cluster_hands_over_before_it_stops() -> None:
+    command = container(shard(0))["lifecycle"]["preStop"]["exec"]["command"]
+    assert command[-2:] == ["leave", "10"]
+    assert shard(0)["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 10
+
+
+def test_processes_of_a_cluster_and_the_operator_may_connect_to_it() -> None:
+    spec = only(objects(configured(CLUSTER)), "NetworkPolicy", "onewriter-valkey")["spec"]
+
+    def shown(direction: str, rules: list[Json]) -> list[tuple[str, list[int]]]:
+        return [
+            (
+                rule[direction][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"],
+                [each["port"] for each in rule["ports"]],
+            )
+            for rule in rules
+        ]
+
+    assert shown("from", spec["ingress"]) == [
+        ("broker", [6379]),
+        ("operator", [6379]),
+        ("valkey", [6379, 16379]),
+    ]
+    assert shown("to", spec["egress"]) == [("valkey", [6379, 16379])]
+
+
 # ------------------------------------------------------------ who may talk to whom, drains
 
 
@@ -428,6 +581,9 @@ def test_brokers_reach_names_store_api_server_and_one_another() -> None:
     assert ports({}) == [[53, 53], [6379], [443, 6443], [8443]]
     assert ports(EXTERNAL) == [[53, 53], [7000], [443, 6443], [8443]]
     assert ports(SENTINEL) == [[53, 53], [6379, 26379], [443, 6443], [8443]]
+    assert ports(EXTERNAL_CLUSTER) == [[53, 53], [7000, 7001], [443, 6443], [8443]]
+    encrypted = {"externalStore": {"sentinels": ["rediss://one:26379", "rediss://two:26380"]}}
+    assert ports(encrypted)[1] == [6379, 26379, 26380]
     assert ports({"brokers": {"tls": {"enabled": False}}})[-1] == [8080]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_operator.objects import LeaderService, ServicePort, parse_topic
+from onewriter_core.kubernetes.objects import LeaderService, ServicePort, parse_topic
+from onewriter_core.topic_view import ProducerView
 from onewriter_operator.plan.facts import PodFacts
 from onewriter_operator.plan.leader import endpoints
-from onewriter_operator.plan.view import ProducerView
 
 TOPIC = parse_topic(
     {

@@ -12,14 +12,16 @@ import yaml
 from pydantic import TypeAdapter
 
 from onewriter_core.api.installation import OneWriterStatus
+from onewriter_core.kubernetes.objects import parse_one_writer
 from onewriter_operator.conditions import ONE_WRITER_REASONS
-from onewriter_operator.objects import parse
-from onewriter_operator.plan.broker_report import BrokerReport, parse_report
+from onewriter_operator.plan.broker_report import BrokerReport, StoreReport, parse_report
 from onewriter_operator.plan.installation import InstallationFacts, plan_installation, steady
 
 Json = dict[str, Any]
 
 CASES: list[Json] = yaml.safe_load((Path(__file__).parent / "installations.yaml").read_text())
+
+FACTS = TypeAdapter(InstallationFacts)
 
 DOCUMENT: Json = {
     "apiVersion": "onewriter.dev/v1alpha1",
@@ -42,6 +44,8 @@ REPORT: Json = {
         "durability": "Local",
         "memory_bytes_used": 524_288_000,
         "memory_bytes_max": 1_048_576_000,
+        "is_full": False,
+        "faults": [],
     },
     "certificates": [["broker", "2126-01-01T00:00:00.000Z"]],
 }
@@ -58,9 +62,9 @@ def facts_of(case: Json) -> InstallationFacts:
         "reports": dict.fromkeys(("broker-0", "broker-1", "broker-2"), REPORT),
         "buckets": {"total": 64},
         **case.get("facts", {}),
-        "found": parse(DOCUMENT | {"status": before}),
+        "found": parse_one_writer(DOCUMENT | {"status": before}),
     }
-    return TypeAdapter(InstallationFacts).validate_python(given)
+    return FACTS.validate_python(given)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
@@ -94,12 +98,12 @@ def test_every_condition_and_reason_is_reached() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_a_status_that_is_shown_is_planned_again_as_it_is(case: Json) -> None:
+def test_the_plan_of_a_shown_status_does_not_change_it(case: Json) -> None:
     facts = facts_of(case)
     first = plan_installation(facts).status
     if first is None or facts.drift:
         return
-    found = parse({**facts.found.document, "status": first})
+    found = parse_one_writer({**facts.found.document, "status": first})
     again = plan_installation(dataclasses.replace(facts, found=found, now=facts.now + 0.5))
     assert again.status == first
 
@@ -112,12 +116,27 @@ def test_a_number_that_wavers_around_a_boundary_stays() -> None:
     assert steady(176.0, shown, 100.0) == 200
 
 
+def test_the_address_of_a_cluster_with_many_pods_is_cut() -> None:
+    """The definition limits its length. It must not refuse the whole status."""
+    url = f"redis+cluster://{','.join(f'pod-{number}.store:6379' for number in range(64))}"
+    facts = facts_of({"facts": {"reports": {"broker-0": REPORT | {"store": {"url": url}}}}})
+    status = plan_installation(facts).status
+    assert status is not None
+    assert status["store"]["url"] == url[: len(status["store"]["url"])]
+    OneWriterStatus.from_document(status)  # the definition allows it
+
+
 @pytest.mark.parametrize(
     ("line", "report"),
     [
         ({}, BrokerReport()),
         ({"store": 7, "certificates": [3, {"name": "x"}]}, BrokerReport()),
         ({"version": "1", "store": {"reachable": "yes"}}, BrokerReport("1")),
+        ({"store": {"full": 1, "faults": "no", "refusesWrites": "yes"}}, BrokerReport()),
+        (
+            {"store": {"full": True, "faults": ["f"], "refusesWrites": True}},
+            BrokerReport(store=StoreReport(is_full=True, faults=("f",), refuses_writes=True)),
+        ),
     ],
 )
 def test_a_report_of_another_version_is_read_as_far_as_it_goes(

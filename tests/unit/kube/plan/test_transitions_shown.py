@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from onewriter_core.api.status import TRANSITIONS_SHOWN_MAX
-from onewriter_operator.kinds import Json
+from onewriter_core.json_values import Json
+from onewriter_core.topic_view import parse_view
 from onewriter_operator.plan.topic import shown_transitions, with_former
-from onewriter_operator.plan.view import parse_view
 
 
 def shown(epoch: int, **more: object) -> Json:
     return {"epoch": epoch, "cause": "Silent", "at": f"at {epoch}", **more}
 
 
-def test_what_a_broker_has_forgotten_stays() -> None:
+def test_transitions_that_a_broker_has_forgotten_stay_in_the_status() -> None:
     before = [shown(epoch) for epoch in range(12, 2, -1)]
     found = with_former([shown(14), shown(13)], before)
     assert [each["epoch"] for each in found] == list(range(14, 4, -1))

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from onewriter_operator.kinds import Key, Kind
+from onewriter_core.kubernetes.kinds import Key, Kind
 from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.reconcile import followed_pods
 from onewriter_operator.reconcile.followed_pods import FollowedPods, Pod
@@ -145,7 +145,7 @@ async def test_a_pod_that_cannot_be_followed_is_unknown_and_tried_again() -> Non
         assert world.pods.facts("u0") is not None
 
 
-async def test_no_more_are_followed_than_the_bound_says() -> None:
+async def test_the_number_of_followed_pods_is_limited() -> None:
     async with running(followed_max=3) as world:
         for number in range(5):
             world.pods.want(topic(number), Pod("shop", f"writer-{number}", f"u{number}"))

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 from tests.unit.kube.installation_configurations import configured
 
+from onewriter_core.kubernetes.kinds import Key, Kind, key_of
+from onewriter_core.kubernetes.objects import KubeObject
 from onewriter_operator.events import Recorder
-from onewriter_operator.kinds import Key, Kind, key_of
 from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.objects import KubeObject
 from onewriter_operator.plan.actions import EmitEvent
 from onewriter_operator.plan.broker_report import BrokerReport
 from onewriter_operator.plan.facts import BucketFacts, FleetState
@@ -110,10 +110,10 @@ def without_null(value: Any) -> Any:
 
 class Reported:
     def __init__(self) -> None:
-        self.said: list[EmitEvent] = []
+        self.events: list[EmitEvent] = []
 
     def emit(self, about: KubeObject, reported: EmitEvent) -> None:
-        self.said.append(reported)
+        self.events.append(reported)
 
 
 class Brokers:
@@ -130,9 +130,11 @@ class Brokers:
 
 
 def world(
-    now: Callable[[], float] = lambda: 0.0, more: Json | None = None
+    now: Callable[[], float] = lambda: 0.0,
+    more: Json | None = None,
+    server: Server | None = None,
 ) -> tuple[Server, Reported, InstallationReconciler]:
-    server, reported = Server(), Reported()
+    server, reported = server or Server(), Reported()
     configuration = configured(more, namespace="onewriter")
     recorder = cast("Recorder", reported)
     kube = cast("Kube", server)
@@ -156,7 +158,7 @@ async def test_an_unchanged_object_is_not_written_again() -> None:
     server.writes.clear()
     await installation.reconcile()
     assert server.writes == []
-    assert reported.said == []
+    assert reported.events == []
 
 
 async def test_an_outside_change_is_repaired_and_reported() -> None:
@@ -167,7 +169,7 @@ async def test_an_outside_change_is_repaired_and_reported() -> None:
     server.put(changed)
     await installation.reconcile()
     assert server.objects[BROKERS]["spec"]["replicas"] == 3
-    assert [each.reason for each in reported.said] == ["DriftRepaired"]
+    assert [each.reason for each in reported.events] == ["DriftRepaired"]
 
 
 def certificate(content: str) -> str:
@@ -247,7 +249,7 @@ async def test_a_rollout_that_is_stuck_does_not_keep_the_other_back_for_ever() -
     assert server.writes == [BROKERS]
 
 
-async def test_a_rollout_that_goes_on_is_not_stuck() -> None:
+async def test_a_rollout_that_continues_is_not_stuck() -> None:
     now = 0.0
     server, _, installation = world(lambda: now)
     await installation.reconcile()
@@ -289,7 +291,41 @@ async def test_an_object_that_is_refused_keeps_no_other_back() -> None:
     assert STORE in server.objects
 
 
-async def test_a_server_that_is_busy_is_asked_again_when_it_says() -> None:
+async def test_another_number_of_shards_is_refused_where_data_would_stay_behind() -> None:
+    server, _, installation = world()
+    await installation.reconcile()
+    wider = world(more={"store": {"shards": 3}}, server=server)[2]
+    with pytest.raises(ApiRefused, match="the StatefulSets onewriter-valkey have the store's data"):
+        await wider.reconcile()
+    assert key("StatefulSet", "onewriter-valkey-0") not in server.objects
+    del server.objects[STORE]
+    await wider.reconcile()
+    with pytest.raises(
+        ApiRefused, match="the StatefulSets onewriter-valkey-0, onewriter-valkey-1, "
+    ):
+        await installation.reconcile()
+    with_replicas = world(more={"store": {"shards": 3, "replicas": 2}}, server=server)[2]
+    await with_replicas.reconcile()
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 5), (5, 3)])
+async def test_another_number_of_shards_of_a_cluster_is_refused_and_can_be_set_back(
+    first: int, second: int
+) -> None:
+    server, _, former = world(more={"store": {"shards": first}})
+    await former.reconcile()
+    sets = {each for each in server.objects if each.kind == "StatefulSet"}
+    server.writes.clear()
+    changed = world(more={"store": {"shards": second}}, server=server)[2]
+    with pytest.raises(ApiRefused, match=f"is not store.shards {second}: an") as raised:
+        await changed.reconcile()
+    assert raised.value.status == 422
+    assert server.writes == []
+    assert {each for each in server.objects if each.kind == "StatefulSet"} == sets
+    await former.reconcile()
+
+
+async def test_a_busy_server_is_called_again_at_its_retry_after() -> None:
     server, _, installation = world()
     server.refused[STORE] = ApiRefused(422, "no")
     server.refused[BROKERS] = ApiRefused(429, "busy", 17)
@@ -298,7 +334,7 @@ async def test_a_server_that_is_busy_is_asked_again_when_it_says() -> None:
     assert raised.value.retry_after_seconds == 17
 
 
-async def test_while_it_is_being_uninstalled_nothing_comes_back() -> None:
+async def test_nothing_is_created_again_during_an_uninstallation() -> None:
     server, _, installation = world()
     await installation.reconcile()
     del server.objects[key("ConfigMap", "onewriter-config")]
@@ -317,7 +353,7 @@ async def test_objects_belong_to_the_owner_that_is_there_now() -> None:
     assert server.objects[STORE]["metadata"]["ownerReferences"][0]["uid"] == "owner-2"
 
 
-async def test_fields_that_others_add_are_left_alone() -> None:
+async def test_fields_that_other_managers_add_stay() -> None:
     server, reported, installation = world()
     await installation.reconcile()
     server.writes.clear()
@@ -327,10 +363,10 @@ async def test_fields_that_others_add_are_left_alone() -> None:
         server.put(found)
     await installation.reconcile()
     assert server.writes == []
-    assert reported.said == []
+    assert reported.events == []
 
 
-async def test_what_the_api_server_writes_in_another_way_is_not_taken_for_a_change() -> None:
+async def test_values_normalized_by_the_api_server_are_not_drift() -> None:
     server, reported, installation = world()
     await installation.reconcile()
     store = copy.deepcopy(server.objects[STORE])
@@ -338,13 +374,13 @@ async def test_what_the_api_server_writes_in_another_way_is_not_taken_for_a_chan
     server.apply_as(STORE, store["spec"])
     await installation.reconcile()
     server.writes.clear()
-    reported.said.clear()
+    reported.events.clear()
     labelled = copy.deepcopy(server.objects[STORE])
     labelled["metadata"].setdefault("annotations", {})["team"] = "shop"
     server.put(labelled)
     await installation.reconcile()
     assert server.writes == []
-    assert reported.said == []
+    assert reported.events == []
 
 
 async def test_a_selector_key_that_others_add_to_the_brokers_service_is_removed() -> None:
@@ -356,7 +392,7 @@ async def test_a_selector_key_that_others_add_to_the_brokers_service_is_removed(
     server.put(service)
     await installation.reconcile()
     assert server.objects[key("Service", "onewriter-broker")]["spec"]["selector"] == wanted
-    assert [each.reason for each in reported.said] == ["DriftRepaired"]
+    assert [each.reason for each in reported.events] == ["DriftRepaired"]
 
 
 async def test_a_program_that_disagrees_for_ever_is_not_answered_for_ever() -> None:

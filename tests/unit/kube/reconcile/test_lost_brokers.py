@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from onewriter_operator.kinds import Json, Kind
+from onewriter_core.json_values import Json
+from onewriter_core.kubernetes.kinds import Kind
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.reconcile.lost_brokers import AGAIN_SECONDS, LostBrokers, not_ready
 
@@ -61,6 +62,7 @@ class FakeBrokers:
     def __init__(self, alive: Mapping[str, bool], answering: Sequence[str] = ()) -> None:
         self.alive = dict(alive)
         self.answering = set(answering)
+        self.suspected: list[str] = []
 
     async def members(self, seconds: float) -> Mapping[str, bool]:
         assert seconds > 0
@@ -69,6 +71,9 @@ class FakeBrokers:
     async def answers(self, name: str, seconds: float) -> bool:
         assert seconds > 0
         return name in self.answering
+
+    def suspect(self, name: str) -> None:
+        self.suspected.append(name)
 
 
 class World:
@@ -88,7 +93,7 @@ def world() -> World:
     )
 
 
-async def test_a_broker_that_answers_nobody_leaves_its_services(world: World) -> None:
+async def test_a_broker_that_does_not_answer_leaves_its_services(world: World) -> None:
     await world.lost.check()
     assert world.kube.writes == ["b-1"]
     assert not world.kube.is_ready("b-1")
@@ -98,12 +103,14 @@ async def test_a_broker_that_answers_nobody_leaves_its_services(world: World) ->
     ]
     assert condition["reason"] == "BrokerLost"
     assert condition["lastTransitionTime"] == "2023-11-14T22:13:20Z"
+    assert world.brokers.suspected == ["b-1"]
 
 
 async def test_a_broker_that_answers_the_operator_stays(world: World) -> None:
     world.brokers.answering.add("b-1")
     await world.lost.check()
     assert world.kube.reads == []
+    assert world.brokers.suspected == []
 
 
 async def test_without_a_witness_nothing_is_done(world: World) -> None:
@@ -112,7 +119,7 @@ async def test_without_a_witness_nothing_is_done(world: World) -> None:
     assert world.kube.reads == []
 
 
-async def test_the_kubelet_has_the_last_word_for_a_while(world: World) -> None:
+async def test_the_condition_of_the_kubelet_wins_for_a_while(world: World) -> None:
     await world.lost.check()
     world.kube.pods["b-1"] = pod()
     world.time += AGAIN_SECONDS - 1
@@ -123,7 +130,7 @@ async def test_the_kubelet_has_the_last_word_for_a_while(world: World) -> None:
     assert not world.kube.is_ready("b-1")
 
 
-async def test_one_that_returns_and_is_lost_again_leaves_at_once(world: World) -> None:
+async def test_an_owner_that_returns_and_is_lost_again_leaves_immediately(world: World) -> None:
     await world.lost.check()
     world.brokers.alive["b-1"] = True
     world.kube.pods["b-1"] = pod()
@@ -148,11 +155,20 @@ async def test_there_is_nothing_to_do_for_other_pods(world: World, found: Json |
     assert world.kube.reads == ["b-1"], "nor is it read each second"
 
 
-@pytest.mark.parametrize("error", [ApiUnreachable("away"), ApiRefused(403, "no right")])
-async def test_an_api_server_that_refuses_is_asked_again_later(
+@pytest.mark.parametrize("error", [ApiUnreachable("away"), ApiRefused(409, "changed")], ids=str)
+async def test_a_write_that_may_succeed_now_is_repeated_at_the_next_check(
     world: World, error: Exception
 ) -> None:
     world.kube.error = error
+    await world.lost.check()
+    assert world.kube.is_ready("b-1")
+    world.kube.error = None
+    await world.lost.check()
+    assert not world.kube.is_ready("b-1")
+
+
+async def test_an_api_server_that_refuses_is_asked_again_later(world: World) -> None:
+    world.kube.error = ApiRefused(403, "no right")
     await world.lost.check()
     await world.lost.check()
     assert world.kube.reads == ["b-1"]

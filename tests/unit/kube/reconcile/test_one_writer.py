@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 from tests.unit.kube.installation_configurations import configured
 
-from onewriter_operator.kinds import CONFIG_MAP, ONE_WRITER, Key, Kind, key_of
+from onewriter_core.kubernetes.kinds import CONFIG_MAP, ONE_WRITER, Key, Kind, key_of
+from onewriter_core.kubernetes.objects import parse
 from onewriter_operator.kube import ApiRefused, Kube
-from onewriter_operator.objects import parse
 from onewriter_operator.plan.broker_report import BrokerReport, StoreReport
 from onewriter_operator.plan.facts import BucketFacts, FleetState
 from onewriter_operator.reconcile.one_writer import (
@@ -47,6 +47,8 @@ class Server:
         self.created = 0
         self.statuses = 0
         self.lists = 0
+        self.edit_after_write: Json | None = None
+        """A status that another client writes before the operator has the answer to its own write."""
         self._version = 0
         self._watchers: list[asyncio.Queue[Json | None]] = []
         self.put(OWNER)
@@ -102,8 +104,16 @@ class Server:
 
     async def apply_status(self, kind: Kind, document: Json) -> Json:
         self._check()
+        found = self.objects[key_of(document)]
+        if document["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            raise ApiRefused(409, "the object has been modified")
         self.statuses += 1
-        return self.put(self.objects[key_of(document)] | {"status": document["status"]})
+        written = self.put(found | {"status": document["status"]})
+        if self.edit_after_write is not None:
+            self.put(found | {"status": self.edit_after_write})
+            self.edit_after_write = None
+            await asyncio.sleep(0.1)  # the watch is faster than the answer
+        return written
 
 
 class Brokers:
@@ -192,7 +202,16 @@ async def test_a_deleted_object_comes_back() -> None:
         assert world.server.created == 2
 
 
-async def test_a_status_that_somebody_edits_is_restored() -> None:
+async def test_an_edit_that_the_watch_delivers_before_the_answer_is_restored() -> None:
+    async with World().running() as world:
+        world.server.edit_after_write = world.status | {"brokers": {"summary": "9/9"}}
+        world.brokers.buckets_waiting = ("another dataset",)
+        world.reconciler.changed()
+        await asyncio.sleep(5.0)
+        assert world.status["brokers"]["summary"] == "3/3"
+
+
+async def test_an_edited_status_is_restored() -> None:
     async with World().running() as world:
         edited = copy.deepcopy(world.server.objects[OBJECT])
         edited["status"]["brokers"]["summary"] = "9/9"

@@ -90,7 +90,7 @@ async def test_retry_after_is_kept() -> None:
     assert found.message == "budget"
 
 
-async def test_without_an_answer_the_pod_is_looked_at_again_soon() -> None:
+async def test_without_an_answer_the_pod_is_checked_again_soon() -> None:
     found = await remove(kube(ApiUnreachable("away")), EVICT, 1)
     assert (found.answer, found.retry_after_seconds) == ("EvictionFailed", UNANSWERED_SECONDS)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from onewriter_operator.conditions import MESSAGE_LENGTH_MAX, no, written, yes
-from onewriter_operator.kinds import (
+from onewriter_core.kubernetes.kinds import (
     micro_timestamp,
     seconds_of,
     timestamp,
 )
-from onewriter_operator.objects import parse, parse_conditions
+from onewriter_core.kubernetes.objects import parse, parse_conditions
+from onewriter_operator.conditions import MESSAGE_LENGTH_MAX, no, written, yes
 from onewriter_operator.plan.difference import difference, digest
 from onewriter_operator.reconcile.status import foreign_fields, is_shown
 
@@ -65,7 +65,7 @@ def test_managed_fields_show_the_other_writer_of_a_status() -> None:
         "fieldsV1": {"f:status": {"f:epoch": {}}},
     }
     spec = {"manager": "kubectl", "fieldsV1": {"f:spec": {}}}
-    theirs = {
+    other = {
         "manager": "kubectl-edit",
         "subresource": "status",
         "time": "T",
@@ -84,7 +84,7 @@ def test_managed_fields_show_the_other_writer_of_a_status() -> None:
 
     assert editor(ours, spec) == ("", "")
     assert editor(ours, extra) == ("", "")
-    assert editor(ours, theirs) == ("kubectl-edit", "T")
+    assert editor(ours, other) == ("kubectl-edit", "T")
 
 
 def test_a_condition_moves_with_its_status_only() -> None:

@@ -10,15 +10,16 @@ import pytest
 from tests.clock import skip
 from tests.unit.kube.fake_broker import producer_group, status, transition
 
+from onewriter_core.kubernetes.kinds import CLAIM, POD, SERVICE, SLICE, TOPIC, Key, Kind, key_of
+from onewriter_core.kubernetes.objects import KubeObject
+from onewriter_core.topic_view import TopicView, parse_view
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.brokers.views import View
 from onewriter_operator.declarations import Declarations
 from onewriter_operator.events import Recorder
-from onewriter_operator.kinds import CLAIM, POD, SERVICE, SLICE, TOPIC, Key, Kind, key_of
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.objects import KubeObject
 from onewriter_operator.plan.actions import EmitEvent
 from onewriter_operator.plan.facts import (
     AHEAD_SECONDS,
@@ -27,7 +28,6 @@ from onewriter_operator.plan.facts import (
     PlanLimits,
     StoredTopic,
 )
-from onewriter_operator.plan.view import TopicView, parse_view
 from onewriter_operator.reconcile import topics
 from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
@@ -126,6 +126,15 @@ class OneBroker:
     def why_not_durable(self, topic: str, durability: str) -> str:
         return ""
 
+    def store_away(self) -> str:
+        return ""
+
+    def store_fault(self) -> str:
+        return ""
+
+    def store_full(self) -> str:
+        return ""
+
     def is_lost(self, topic: str) -> bool:
         return False
 
@@ -154,13 +163,13 @@ class Reported:
     """A recorder that keeps the Events."""
 
     def __init__(self) -> None:
-        self.said: list[EmitEvent] = []
+        self.events: list[EmitEvent] = []
 
     def emit(self, about: KubeObject, reported: EmitEvent) -> None:
-        self.said.append(reported)
+        self.events.append(reported)
 
     def reasons(self) -> list[str]:
-        return [each.reason for each in self.said]
+        return [each.reason for each in self.events]
 
 
 class World:
@@ -239,10 +248,57 @@ class World:
         return [call for call in self.server.calls if call.startswith(verb)]
 
 
+# ------------------------------------------------------------ edits of the status
+
+
+async def test_an_edit_that_the_watch_delivers_before_the_answer_is_reported() -> None:
+    world = World()
+    server = world.server
+    write = server.apply_status
+
+    async def write_before_an_edit(kind: Kind, document: Json) -> Json:
+        """Write the status; another client changes it, and the watch delivers that before the answer."""
+        written = await write(kind, document)
+        edited = copy.deepcopy(written)
+        edited["status"]["holder"] = {"producerName": "me"}
+        edited["metadata"]["managedFields"] = [
+            {
+                "manager": "kubectl-patch",
+                "subresource": "status",
+                "time": "2026-01-01T00:00:00Z",
+                "fieldsV1": {"f:status": {"f:holder": {}}},
+            }
+        ]
+        world.put(edited)
+        return written
+
+    server.apply_status = write_before_an_edit  # type: ignore[method-assign]  # one write only
+    await world.reconcile()
+    server.apply_status = write  # type: ignore[method-assign]  # as before
+    await world.reconcile()
+    assert "holder" not in world.status
+    assert world.condition("Drifted") == "True/Repaired"
+
+
+async def test_drift_during_the_write_of_a_status_is_shown_by_the_next() -> None:
+    world = World()
+    write = world.server.apply_status
+
+    async def write_during_a_repair(kind: Kind, document: Json) -> Json:
+        world.reconciler.drifted(ORDERS, "Service/leader was changed")
+        return await write(kind, document)
+
+    world.server.apply_status = write_during_a_repair  # type: ignore[method-assign]  # one write only
+    await world.reconcile()
+    world.server.apply_status = write  # type: ignore[method-assign]  # as before
+    await world.reconcile()
+    assert world.condition("Drifted") == "True/Repaired"
+
+
 # ------------------------------------------------------------ what belongs to a topic
 
 
-async def test_a_refused_service_is_reported_and_holds_back_nothing_else() -> None:
+async def test_a_refused_service_is_reported_and_delays_nothing_else() -> None:
     world = World(LEADER)
     world.server.failures["apply Service/leader"] = ApiRefused(403, "exceeded quota")
     after = await world.reconcile()
@@ -261,9 +317,9 @@ async def test_an_administrator_can_request_an_immediate_retry() -> None:
     await world.reconcile()
     assert world.condition("PolicyApplied") == "False/ServiceRefused"
     world.server.failures.clear()
-    asked = copy.deepcopy(world.server.objects[ORDERS])
-    asked["metadata"]["annotations"] = {"onewriter.dev/reconcile-at": "now"}
-    world.put(asked)
+    requests = copy.deepcopy(world.server.objects[ORDERS])
+    requests["metadata"]["annotations"] = {"onewriter.dev/reconcile-at": "now"}
+    world.put(requests)
     await world.reconcile()
     assert world.condition("PolicyApplied") == "True/Applied"
 
@@ -294,7 +350,7 @@ async def test_the_status_is_written_though_a_service_has_to_wait() -> None:
     assert world.condition("Ready") == "True/Ready"
 
 
-async def test_a_busy_server_is_left_alone_for_as_long_as_it_says() -> None:
+async def test_a_busy_server_is_not_called_before_its_retry_after() -> None:
     world = World()
     world.server.failures["status ExclusiveTopic/orders"] = ApiRefused(429, "busy", 0)
     with pytest.raises(RetryLater) as raised:
@@ -408,20 +464,20 @@ async def test_a_missing_right_to_read_pods_is_reported() -> None:
 # ------------------------------------------------------------ orders of a person
 
 
-async def test_a_fence_that_no_broker_decides_is_asked_for_again() -> None:
+async def test_a_fence_without_an_answer_is_requested_again() -> None:
     world = World(annotations={"onewriter.dev/fence": "3"})
     world.brokers.status = status(3, holders=[producer_group("w1", epoch=3)])
     world.brokers.fence_answer = BrokerUnreachable("403: no right")
     assert await world.reconcile() == 5.0
     assert world.condition("WriterActive") == "True/Held"
     assert "403: no right" in next(
-        e.note for e in world.reported.said if e.reason == "FencedByOrder"
+        e.note for e in world.reported.events if e.reason == "FencedByOrder"
     )
     world.brokers.fence_answer = None
     await world.reconcile()
     await world.reconcile()
     assert world.brokers.fences == [3, 3]
-    assert [each.note for each in world.reported.said][-1].endswith("done")
+    assert [each.note for each in world.reported.events][-1].endswith("done")
 
 
 # ------------------------------------------------------------ its end

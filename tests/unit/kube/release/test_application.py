@@ -45,7 +45,9 @@ def in_state(*states: str) -> Json:
         (("Failed", "TerminatedWithoutReleaseResources"), Outcome.FAILED),
     ],
 )
-def test_how_a_run_went(states: tuple[str, ...], wanted: Outcome) -> None:
+def test_the_outcome_of_a_run_follows_from_the_states_of_its_pods(
+    states: tuple[str, ...], wanted: Outcome
+) -> None:
     assert outcome(in_state(*states)) is wanted
 
 
@@ -91,18 +93,18 @@ class ScriptedKube:
 
 
 async def ran(kube: ScriptedKube, timeout_seconds: float = 10) -> tuple[Outcome, list[str]]:
-    said: list[str] = []
+    lines: list[str] = []
     document = application.application(TEMPLATE, "system", "offload-1", "uid-1")
-    found = await run(kube, document, timeout_seconds, said.append)  # type: ignore[arg-type]  # as far as it is used
-    return found, said
+    found = await run(kube, document, timeout_seconds, lines.append)  # type: ignore[arg-type]  # as far as it is used
+    return found, lines
 
 
 async def test_the_application_is_created_once_and_awaited() -> None:
     kube = ScriptedKube(None, in_state("Submitted"), in_state("Submitted"), in_state("Succeeded"))
-    found, said = await ran(kube)
+    found, answer = await ran(kube)
     assert found is Outcome.SUCCEEDED
     assert kube.created == ["offload-1"]
-    assert said == ["offload-1: made", "offload-1: Submitted", "offload-1: Succeeded"]
+    assert answer == ["offload-1: made", "offload-1: Submitted", "offload-1: Succeeded"]
 
 
 async def test_a_pod_in_place_of_another_waits_for_the_same_run() -> None:

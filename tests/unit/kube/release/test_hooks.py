@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from tests.unit.kube.installation_configurations import EXTERNAL, configured
 
+from onewriter_core.kubernetes.kinds import LEASE, TOPIC, Key, Kind
 from onewriter_operator.installation import names, objects
-from onewriter_operator.kinds import Kind
 from onewriter_operator.release.clean_up import (
     NotBeingUninstalled,
     check_uninstalling,
+    clean_up,
     remains,
     without_ours,
 )
@@ -38,9 +40,9 @@ def workload(**status: int) -> Json:
     ],
 )
 def test_readiness_of_a_workload(document: Json | None, words: str) -> None:
-    said = problem((DEPLOYMENT, "operator"), document, "digest")
-    assert words in said
-    assert bool(said) == bool(words)
+    answer = problem((DEPLOYMENT, "operator"), document, "digest")
+    assert words in answer
+    assert bool(answer) == bool(words)
 
 
 def test_a_workload_of_an_older_configuration_is_not_ready() -> None:
@@ -137,10 +139,73 @@ async def test_an_applied_rendering_ends_nothing(documents: list[Json], words: s
     assert "--no-hooks" in str(refused.value)
 
 
+# ------------------------------------------------------------ the clean-up
+
+
+class StoppingOperator:
+    """An API server whose operator stops: its Deployment has no replicas, and it still leads for some reads of its Lease."""
+
+    def __init__(self, leads_reads: int) -> None:
+        self.leads_reads = leads_reads
+        self.calls: list[str] = []
+        self._renewals = 0
+        finalizers = ["onewriter.dev/topic-cleanup"]
+        metadata = {"name": "orders", "namespace": "shop", "finalizers": finalizers}
+        self._topic = {"apiVersion": TOPIC.api_version, "kind": TOPIC.kind, "metadata": metadata}
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
+        if kind is not LEASE:
+            return {
+                "kind": kind.kind,
+                "metadata": {"name": name},
+                "spec": {"replicas": 0},
+                "status": {"replicas": 0},
+            }
+        if self.leads_reads == 0:
+            return self._lease(name, "", "")
+        self.leads_reads -= 1
+        self._renewals += 1
+        renewed = f"2026-01-01T00:00:00.{self._renewals:06}Z"
+        return self._lease(name, "operator", renewed)
+
+    async def list(self, kind: Kind, namespace: str, labels: str) -> Sequence[Json]:
+        return [self._topic] if kind is TOPIC else []
+
+    @staticmethod
+    def _lease(name: str, holder: str, renewed: str) -> Json:
+        return {
+            "kind": LEASE.kind,
+            "metadata": {"name": name, "uid": "u"},
+            "spec": {"holderIdentity": holder, "renewTime": renewed},
+        }
+
+    async def merge(self, kind: Kind, key: Key, change: Json) -> None:
+        self.calls.append(f"stop {key.name}")
+
+    async def set_finalizers(self, kind: Kind, document: Json, finalizers: Sequence[str]) -> None:
+        assert self.leads_reads == 0, "an operator that still leads would set it again"
+        self.calls.append("release")
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        self.calls.append(f"delete {kind.kind}")
+
+
+async def test_finalizers_are_removed_only_when_no_operator_leads_any_more() -> None:
+    kube: Any = StoppingOperator(leads_reads=2)
+    said: list[str] = []
+    await clean_up(kube, configured(), 60, said.append, deletes_objects=False)
+    assert kube.calls == [
+        "stop onewriter-operator",
+        "release",
+        "stop onewriter-broker",
+        "delete Lease",
+    ]
+
+
 # ------------------------------------------------------------ what remains
 
 
-def test_what_remains_is_named_with_the_command_that_deletes_it() -> None:
+def test_the_summary_names_remaining_objects_and_the_command_that_deletes_them() -> None:
     lines = remains(configured(), {"ExclusiveTopic": 2, "ProducerClaim": 0})
     namespace = configured().namespace
     commands = [line.strip().partition("   # ")[0] for line in lines[2:]]
@@ -155,6 +220,6 @@ def test_what_remains_is_named_with_the_command_that_deletes_it() -> None:
 
 
 def test_without_volumes_and_objects_less_remains() -> None:
-    said = " ".join(remains(configured(EXTERNAL), {"ExclusiveTopic": 0, "ProducerClaim": 0}))
-    assert "pvc" not in said
-    assert "xt,pclaim" not in said
+    text = " ".join(remains(configured(EXTERNAL), {"ExclusiveTopic": 0, "ProducerClaim": 0}))
+    assert "pvc" not in text
+    assert "xt,pclaim" not in text

@@ -39,7 +39,7 @@ LOG = "persistent://public/default/orders"
 
 def fence(**more: Any) -> dict[str, Any]:
     known = {"id": "7-0", "kind": "grant", "topic": LOG, "partitions": "", "ledger": 7, "epoch": 7}
-    said = {
+    answer = {
         "oldEpoch": 5,
         "broker": "b",
         "incarnation": "i",
@@ -47,7 +47,7 @@ def fence(**more: Any) -> dict[str, Any]:
         "producer": "a",
         "previous": {"-1": ["5-9", 9, 90]},
     }
-    return known | said | more
+    return known | answer | more
 
 
 def test_records_of_brokers_and_of_the_store_are_read_alike() -> None:
@@ -134,8 +134,8 @@ def test_duplicate_messages_and_falling_numbers_are_found(tmp_path: Path) -> Non
 
 
 def test_atomic_publishes_do_not_count_as_entries_of_the_holder(tmp_path: Path) -> None:
-    theirs = [message(entry, 9, producer="app") for entry in (2, 3)]
-    rows = [message(1, 1), *theirs, message(4, 2), message(2, 5, ledger=6, producer="app")]
+    other = [message(entry, 9, producer="app") for entry in (2, 3)]
+    rows = [message(1, 1), *other, message(4, 2), message(2, 5, ledger=6, producer="app")]
     publish = table_files.Publish(5, 2, 4, "app", "app/9")
     found = rows_of(stored(tmp_path, rows, publish))
     writers = [row for row in found if row["kind"] == facts.WRITER]
@@ -171,14 +171,14 @@ def test_missing_and_unreadable_files_are_faults(tmp_path: Path) -> None:
 
 def test_missing_file_of_the_audit_table_is_a_table_error(tmp_path: Path) -> None:
     tables = Tables(str(tmp_path))
-    assert table_files.audit_records(tables).records == 0
+    assert table_files.audit_records(table_files.audit_rows(tables)[0]).records == 0
     table = tables.made(AUDIT)
     file = write_rows(table.place, AUDIT.columns, [audit_row(0, fence())])
     table.commit(table.state(), [file], {"0": "7-0"})
-    assert table_files.audit_records(tables).buckets == {LOG: 0}
+    assert table_files.audit_records(table_files.audit_rows(tables)[0]).buckets == {LOG: 0}
     (tmp_path / "audit" / file.path).unlink()
     with pytest.raises(TableError, match=f"{tmp_path}/audit: "):
-        table_files.audit_records(tables)
+        table_files.audit_records(table_files.audit_rows(tables)[0])
 
 
 def segment(ledger: int, first: int, end: int, *publishes: PublishRun) -> SegmentRow:
@@ -258,8 +258,8 @@ def test_unknown_publishes_are_noted() -> None:
 
 def test_unreadable_entries_are_noted_by_log() -> None:
     other = {"log": f"{LOG}-2", "kind": facts.UNREAD, "entries": 3}
-    mine = {"log": LOG, "kind": facts.UNREAD, "entries": 1}
-    observed = pa.Table.from_pylist([mine, other, mine], facts.FACTS)
+    own = {"log": LOG, "kind": facts.UNREAD, "entries": 1}
+    observed = pa.Table.from_pylist([own, other, own], facts.FACTS)
     report = AuditReport(LIVE)
     judge(report, [LOG, f"{LOG}-2"], observed, AuditRecords())
     sentence = "entries have metadata that cannot be read: their order was not checked"
@@ -321,7 +321,7 @@ def test_part_with_too_many_holes_is_a_fault(
     assert "were not checked" in fault["sentence"]
 
 
-def test_audit_of_tables_without_a_place_is_refused_at_once() -> None:
+def test_an_audit_of_tables_without_a_place_is_refused_immediately() -> None:
     job = Audit(Access("http://127.0.0.1:1"), Selection(topics=("orders",)))
     job.check(LIVE)
     for tier in (TABLE, BOTH):

@@ -25,8 +25,6 @@ from tests.unit.broker.verify.test_verify_publishers import MUTANTS as PUBLISHER
 
 from onewriter_broker.http.onewriter.bulk import _record, _stored_state
 from onewriter_broker.log.store.api import LogStore, Marker, StoredBlock
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_core.audit.findings import Finding
 from onewriter_core.audit.logs import StoredState
 from onewriter_pipeline.audit import facts
@@ -37,6 +35,8 @@ from onewriter_pipeline.audit.repeats import PossibleRepeats, possible_repeats
 from onewriter_pipeline.audit.tasks import Repeat, repeated
 from onewriter_pipeline.brokers.frames import BlockFrame, MarkerFrame
 from onewriter_pipeline.brokers.names import position_of
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 LOG = str(TOPIC)
 
@@ -94,7 +94,7 @@ def repeats_in(stored: Stored, table: pa.Table) -> list[Repeat]:
     producers = possible_repeats(table).get(LOG, PossibleRepeats()).producers
     no_spark, few = None, 0
     return repeated(
-        no_spark,  # type: ignore[arg-type]  # few checksums are compared without it
+        no_spark,
         lambda _: observed(stored.blocks, producers),
         [LOG] if producers else [],
         few,

@@ -93,7 +93,7 @@ def test_closed_connection_is_explained() -> None:
 def test_port_without_tls_is_explained() -> None:
     with scripted_broker(lambda _: Answer()) as served:
         text = said(served.url.replace("http://", "https://"))
-    assert "does not speak TLS: its address begins with http://" in text
+    assert "does not use TLS: write its address with http://" in text
 
 
 @pytest.mark.parametrize("option", ["ca_file", "certificate_file", "key_file"])
@@ -112,7 +112,7 @@ def test_missing_tls_file_is_explained(tmp_path: Path, option: str) -> None:
         (404, NotFound, "^no token$"),
     ],
 )
-def test_refusal_has_the_words_of_the_broker(
+def test_a_refusal_has_the_message_of_the_broker(
     status: int, error: type[Exception], text: str
 ) -> None:
     with (

@@ -14,6 +14,7 @@ from onewriter_broker.log.store.api import Block, Marker, StoredBlock
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_core.log_format import packed_stream
+from onewriter_pipeline.binaries import PADDING
 from onewriter_pipeline.brokers.frames import (
     BlockFrame,
     Chunk,
@@ -55,7 +56,7 @@ def taken(data: bytes, *cuts: int) -> list[Frame]:
     frames, found = Frames(), list[Frame]()
     for start, stop in zip((0, *cuts), (*cuts, len(data)), strict=True):
         found += frames.feed(data[start:stop])
-    assert not frames._rest
+    assert not frames._held
     return found
 
 
@@ -127,19 +128,19 @@ def test_publishers_are_included_on_request(*, payload: bool) -> None:
         replace(plain, publish="app/9", by="x" * 70_000),
         plain,
     ]
-    asked = taken(packed_stream.HEAD + packed.pack(blocks, payload=payload, publishers=True))
-    assert [each.by for each in asked if isinstance(each, BlockFrame)] == [
+    request = taken(packed_stream.HEAD + packed.pack(blocks, payload=payload, publishers=True))
+    assert [each.by for each in request if isinstance(each, BlockFrame)] == [
         by,
         "",
         "x" * 65_535,
         None,
     ]
-    assert [each.publish for each in asked if isinstance(each, BlockFrame)][1:] == [
+    assert [each.publish for each in request if isinstance(each, BlockFrame)][1:] == [
         *("app/8", "app/9", "")
     ]
     others = taken(packed_stream.HEAD + packed.pack(blocks, payload=payload))
     assert [each.by for each in others if isinstance(each, BlockFrame)] == [None] * 4
-    for before, after in zip(asked, others, strict=True):
+    for before, after in zip(request, others, strict=True):
         assert isinstance(before, BlockFrame)
         assert isinstance(after, BlockFrame)
         assert bytes(before.payload) == bytes(after.payload)
@@ -174,7 +175,7 @@ def test_invalid_data_is_an_error_or_waits_for_more(data: bytes) -> None:
     frames = Frames()
     if data.endswith(b"\x01"):  # cut short: neither an error nor a frame
         assert list(frames.feed(data)) == []
-        assert frames._rest
+        assert frames._held
         return
     with pytest.raises(ProtocolError):
         list(frames.feed(data))
@@ -247,7 +248,7 @@ def test_chunk_has_exactly_the_entries_of_its_range() -> None:
                 for index in range(len(chunk))
             ]
             assert found == expected
-            assert (chunk.offsets[0], chunk.offsets[-1]) == (0, len(chunk.payload))
+            assert (chunk.offsets[0], len(chunk.padded())) == (0, chunk.offsets[-1] + len(PADDING))
             assert (chunk.first, chunk.last) == (
                 Position(*expected[0][:2]),
                 Position(*expected[-1][:2]),

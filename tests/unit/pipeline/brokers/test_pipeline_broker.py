@@ -102,8 +102,8 @@ def test_request_follows_a_redirect_and_later_requests_go_to_the_owner(access: A
         with scripted_broker(elsewhere) as other, Broker(access(other.url)) as broker:
             for _ in range(3):
                 broker.segments("orders")
-            assert len(other.asked) == 1
-            assert [each.path for each in owner.asked] == [f"{TOPIC}/orders/segments"] * 3
+            assert len(other.requests) == 1
+            assert [each.path for each in owner.requests] == [f"{TOPIC}/orders/segments"] * 3
 
 
 def test_lost_owner_is_looked_up_again(access: Any) -> None:
@@ -122,7 +122,7 @@ def test_lost_owner_is_looked_up_again(access: Any) -> None:
                     "http://127.0.0.1:1"
                 )
                 broker.segments("orders")
-                assert len(second.asked) == 2
+                assert len(second.requests) == 2
             broker.close()
 
 
@@ -131,7 +131,7 @@ def test_one_answering_address_is_enough(access: Any) -> None:
         with Broker(access(f"http://127.0.0.1:1, {served.url}/")) as broker:
             broker.segments("orders")
             broker.segments("payments")
-        assert len(served.asked) == 2
+        assert len(served.requests) == 2
 
 
 @pytest.mark.parametrize("broken", [503, 502])
@@ -143,7 +143,7 @@ def test_broker_that_serves_no_request_is_skipped(access: Any, broken: int) -> N
     ):
         for topic in ("orders", "payments", "orders"):
             assert broker.segments(topic).end == END
-        assert (len(ill.asked), len(served.asked)) == (1, 3)
+        assert (len(ill.requests), len(served.requests)) == (1, 3)
 
 
 def test_broker_that_breaks_streams_is_skipped(access: Any) -> None:
@@ -156,7 +156,7 @@ def test_broker_that_breaks_streams_is_skipped(access: Any) -> None:
             Broker(access(f"{ill.url},{served.url}")) as broker,
         ):
             assert list(broker.frames("orders", Position(5, 0), END))
-            assert (len(ill.asked), len(served.asked)) == (1, 1)
+            assert (len(ill.requests), len(served.requests)) == (1, 1)
 
 
 def test_busy_broker_is_not_skipped(access: Any) -> None:
@@ -166,7 +166,7 @@ def test_busy_broker_is_not_skipped(access: Any) -> None:
         Broker(access(f"{busy.url},{other.url}")) as broker,
     ):
         broker.segments("orders")
-        assert (len(busy.asked), len(other.asked)) == (2, 0)
+        assert (len(busy.requests), len(other.requests)) == (2, 0)
 
 
 def test_token_is_read_from_its_file_for_each_request(access: Any, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_token_is_read_from_its_file_for_each_request(access: Any, tmp_path: Pat
             for token in ("two", "three\n"):
                 file.write_text(token)
                 broker.segments("orders")
-        reported = [each.headers.get("Authorization") for each in served.asked]
+        reported = [each.headers.get("Authorization") for each in served.requests]
         assert reported == [f"Bearer {TOKEN}", "Bearer two", "Bearer three"]
 
 
@@ -218,7 +218,7 @@ def test_unavailable_requests_are_repeated(access: Any, status: int) -> None:
     script = answers(refused(status), Answer(status, "a proxy"), page())
     with scripted_broker(script) as served, Broker(access(served.url)) as broker:
         assert broker.segments("orders").end == END
-        assert len(served.asked) == 3
+        assert len(served.requests) == 3
 
 
 def test_retries_end_with_the_last_reason(access: Any) -> None:
@@ -228,10 +228,10 @@ def test_retries_end_with_the_last_reason(access: Any) -> None:
             pytest.raises(Away, match="bucket 7 has no owner"),
         ):
             broker.segments("orders")
-        assert len(served.asked) > 2
-    nobody = Broker(access("http://127.0.0.1:1"))
+        assert len(served.requests) > 2
+    anonymous = Broker(access("http://127.0.0.1:1"))
     with pytest.raises(Away, match=r"no broker served this within 0\.3 s"):
-        nobody.segments("orders")
+        anonymous.segments("orders")
 
 
 def test_busy_broker_is_retried_for_longer(access: Any) -> None:
@@ -239,7 +239,7 @@ def test_busy_broker_is_retried_for_longer(access: Any) -> None:
     with scripted_broker(answers(*busy, page())) as served:
         with Broker(access(served.url, patience_seconds=0.0)) as broker:
             assert broker.segments("orders").end == END
-        assert len(served.asked) == 9
+        assert len(served.requests) == 9
     limits = replace(QUICK, busy_seconds=0.05)
     with (
         scripted_broker(answers(refused(429, "16 are reading"))) as served,
@@ -266,13 +266,13 @@ def test_busy_broker_is_retried_for_longer(access: Any) -> None:
         (page(segments=[{}]), Damaged, "another version"),
     ],
 )
-def test_refusals_are_raised_at_once(
+def test_refusals_are_raised_immediately(
     access: Any, answer: Answer, error: type[PipelineError], message: str
 ) -> None:
     with scripted_broker(answers(answer)) as served, Broker(access(served.url)) as broker:
         with pytest.raises(error, match=message):
             broker.segments("orders")
-        assert len(served.asked) == 1
+        assert len(served.requests) == 1
 
 
 def test_trimmed_error_has_the_beginning_of_the_log(access: Any) -> None:
@@ -303,7 +303,7 @@ def test_pages_of_segments_are_combined(access: Any) -> None:
     ]
     with scripted_broker(answers(*pages)) as served, Broker(access(served.url)) as broker:
         found = broker.segments("orders")
-        assert [each.query["after"] for each in served.asked] == ["0:0", "0:0", "5:4", "7:2"]
+        assert [each.query["after"] for each in served.requests] == ["0:0", "0:0", "5:4", "7:2"]
     assert [(each.ledger, each.end) for each in found.segments] == [
         (5, Position(5, 5)),
         (7, Position(7, 6)),
@@ -328,11 +328,11 @@ def test_segments_trimmed_between_two_pages_are_omitted(access: Any) -> None:
 
 
 def test_state_is_requested_at_the_end_of_the_log(access: Any) -> None:
-    said = {"epoch": 5, "ledger": 7, "bucketLedger": 9, "published": {"app": 3}, "trimmed": None}
-    script = answers(page(state=said), page(state=said | {"trimmed": "7:2"}), page())
+    answer = {"epoch": 5, "ledger": 7, "bucketLedger": 9, "published": {"app": 3}, "trimmed": None}
+    script = answers(page(state=answer), page(state=answer | {"trimmed": "7:2"}), page())
     with scripted_broker(script) as served, Broker(access(served.url)) as broker:
         assert broker.state("orders", END) == StoredState(5, 7, 9, {"app": 3})
-        assert served.asked[0].query == {"after": "7:6", "state": "true"}
+        assert served.requests[0].query == {"after": "7:6", "state": "true"}
         assert broker.state("orders", END).trimmed == (7, 2)
         with pytest.raises(Damaged, match="another version"):
             broker.state("orders", END)
@@ -346,8 +346,8 @@ def test_range_is_read_to_its_end(access: Any) -> None:
     answer = stream(packed.pack(STORED), packed.pack_end(END))
     with scripted_broker(answers(answer)) as served, Broker(access(served.url)) as broker:
         chunks = list(broker.read("orders-partition-3", Position(5, 2), Position(7, 4)))
-        assert served.asked[0].path == f"{TOPIC}/orders-partition-3/blocks"
-        assert served.asked[0].query == {"from": "5:2", "to": "7:4"}
+        assert served.requests[0].path == f"{TOPIC}/orders-partition-3/blocks"
+        assert served.requests[0].query == {"from": "5:2", "to": "7:4"}
     assert [chunk.entry.tolist() for chunk in chunks] == [[2, 3, 4, 1, 2, 3]]
 
 
@@ -366,8 +366,8 @@ def test_broken_stream_is_resumed_after_the_last_whole_block(access: Any, breaks
     script = answers(breaks, refused(503), rest)
     with scripted_broker(script) as served, Broker(access(served.url)) as broker:
         frames = list(broker.frames("orders", Position(5, 0), END))
-        asked = [each.query["from"] for each in served.asked]
-    assert asked == ["5:0", "5:4", "5:4"]
+        requests = [each.query["from"] for each in served.requests]
+    assert requests == ["5:0", "5:4", "5:4"]
     blocks = [each.first for each in frames if isinstance(each, BlockFrame)]
     assert blocks == [Position(5, 1), Position(5, 4), Position(7, 1), Position(7, 3)]
 
@@ -421,7 +421,7 @@ def test_final_errors_of_a_stream_are_raised(
     with scripted_broker(answers(answer)) as served, Broker(access(served.url)) as broker:
         with pytest.raises(error, match=message):
             list(broker.read("orders", Position(5, 1), END))
-        assert len(served.asked) == 1
+        assert len(served.requests) == 1
 
 
 def test_read_after_the_end_of_the_log_raises_log_ends(access: Any) -> None:
@@ -454,21 +454,21 @@ def test_audit_is_read_to_its_end(access: Any) -> None:
     with scripted_broker(answers(*pages)) as served, Broker(access(served.url)) as broker:
         assert broker.buckets() == 64
         assert [each["id"] for each in broker.audit(17)] == ["1-0", "2-0"]
-        assert [each.query.get("after") for each in served.asked[1:]] == [None, "1-0"]
+        assert [each.query.get("after") for each in served.requests[1:]] == [None, "1-0"]
 
 
 def test_trim_sends_epoch_and_ledger_and_returns_its_limit(access: Any) -> None:
-    said: dict[str, Any] = {"trimmedBefore": "6:2", "first": "6:1"}
-    said["limitedBy"] = {"what": "subscription", "name": "slow"}
-    with scripted_broker(answers(Answer(200, said), refused(409, "the epoch is 8"))) as served:
+    answer: dict[str, Any] = {"trimmedBefore": "6:2", "first": "6:1"}
+    answer["limitedBy"] = {"what": "subscription", "name": "slow"}
+    with scripted_broker(answers(Answer(200, answer), refused(409, "the epoch is 8"))) as served:
         with Broker(access(served.url)) as broker:
             done = broker.trim("orders", Position(7, 1), epoch=7, ledger=9)
             assert (done.before, done.first) == (Position(6, 2), Position(6, 1))
             assert (done.limited_by, done.name) == ("subscription", "slow")
             with pytest.raises(Conflict, match="the epoch is 8"):
                 broker.trim("orders", Position(7, 1), epoch=7)
-        assert served.asked[0].body == {"before": "7:1", "epoch": 7, "ledger": 9}
-        assert served.asked[1].body == {"before": "7:1", "epoch": 7}
+        assert served.requests[0].body == {"before": "7:1", "epoch": 7, "ledger": 9}
+        assert served.requests[1].body == {"before": "7:1", "epoch": 7}
 
 
 def test_topics_are_listed_by_page_and_their_logs_by_name(access: Any) -> None:
@@ -488,4 +488,4 @@ def test_topics_are_listed_by_page_and_their_logs_by_name(access: Any) -> None:
         assert broker.logs("orders-partition-1") == [
             "persistent://public/default/orders-partition-1"
         ]
-        assert len(served.asked) == 4
+        assert len(served.requests) == 4

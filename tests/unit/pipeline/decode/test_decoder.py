@@ -41,6 +41,12 @@ def values(decoder: Decoder, *chunks: Chunk) -> list[Any]:
     ]
 
 
+def message_ids(decoder: Decoder, chunk: Chunk) -> list[bytes]:
+    return [
+        each for batch in decoder.decode(chunk) for each in batch.column("__messageId").to_pylist()
+    ]
+
+
 def single(value: bytes = b"good", **more: Any) -> bytes:
     return Entry((Sent(value),), **more).encoded()
 
@@ -254,6 +260,28 @@ def test_chunked_message_has_the_position_of_its_last_chunk() -> None:
     ]
 
 
+@pytest.mark.parametrize(("topic", "partition"), [(TOPIC, None), (f"{TOPIC}-partition-3", 3)])
+def test_id_of_a_chunked_message_names_its_first_chunk(topic: str, partition: int | None) -> None:
+    one = chunks("one", b"a", b"b", b"c")
+    entries = [single(), *one, batch(b"1", b"2")]
+    chunk = chunk_of(entries, first=200)
+    found = message_ids(Decoder(topic, ["__messageId"]), chunk)
+    expected = pb.MessageIdData(ledger_id=7, entry_id=203, partition=partition)
+    expected.first_chunk_message_id.ledger_id = 7
+    expected.first_chunk_message_id.entry_id = 201
+    if partition is not None:
+        expected.first_chunk_message_id.partition = partition
+    assert found[1] == expected.SerializeToString()
+    assert [pb.MessageIdData.FromString(each).entry_id for each in found] == [200, 203, 204, 204]
+
+
+def test_first_chunk_of_an_id_can_be_before_the_range() -> None:
+    entries = chunks("u", b"a", b"b")
+    decoder = Decoder(TOPIC, ["__messageId"], earlier=lambda *_: [chunk_of(entries[:1])])
+    (found,) = message_ids(decoder, chunk_of(entries[1:], first=2))
+    assert pb.MessageIdData.FromString(found).first_chunk_message_id.entry_id == 1
+
+
 def test_chunked_message_is_decompressed_as_a_whole() -> None:
     content = compress(1, b"a" * 100)
     entries = chunks("u", content[:4], content[4:], codec=1, size=100)
@@ -262,17 +290,17 @@ def test_chunked_message_is_decompressed_as_a_whole() -> None:
 
 def test_chunks_before_the_range_are_looked_up() -> None:
     entries = [single(), *chunks("u", b"a", b"b", b"c")]
-    asked = []
+    requests = []
 
     def earlier(position: Any, count: int) -> list[Chunk]:
-        asked.append((position, count))
+        requests.append((position, count))
         return (
             [chunk_of(entries[1:3], first=2)] if count > 64 else [chunk_of(entries[2:3], first=3)]
         )
 
     decoder = Decoder(TOPIC, earlier=earlier)
     assert values(decoder, chunk_of(entries[3:], first=4)) == [b"abc"]
-    assert asked == [((7, 4), 64), ((7, 4), 1024)]
+    assert requests == [((7, 4), 64), ((7, 4), 1024)]
     with pytest.raises(CorruptEntry, match="chunks before it are missing"):
         values(Decoder(TOPIC, earlier=lambda *_: []), chunk_of(entries[3:], first=4))
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_pipeline.binaries import PADDING
 from onewriter_pipeline.decode.columns import from_base64, gathered, message_ids
 from onewriter_pipeline.decode.fields import WantedFields, scan
 from onewriter_pipeline.decode.rows import Slices
-from onewriter_pipeline.decode.words import PADDING, big_endian_32, varints, words_of
+from onewriter_pipeline.decode.words import big_endian_32, varints, words_of
 
 numbers = st.one_of(
     st.integers(0, 300),

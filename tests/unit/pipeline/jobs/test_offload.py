@@ -25,6 +25,7 @@ from onewriter_pipeline.tables.log_writer import Tally, by_day, join
 from onewriter_pipeline.tables.pieces import Piece
 from onewriter_pipeline.tables.verification import Counted, differences
 from onewriter_pipeline.tables.wholeness import check_whole
+from pyspark_onewriter.options import read_options
 from pyspark_onewriter.tasks import divided_pieces
 
 LOG = "persistent://public/default/orders"
@@ -91,10 +92,10 @@ def chunk(positions: list[tuple[int, int]], times_ms: list[int]) -> Chunk:
 
 def test_chunk_is_divided_at_midnight() -> None:
     whole = chunk([(1, 1), (1, 2), (1, 3), (2, 1)], [DAY_MS - 2, DAY_MS - 1, DAY_MS, DAY_MS + 5])
-    before, behind = by_day(whole)
-    assert before.payload + behind.payload == whole.payload
-    assert (before.offsets.tolist(), behind.offsets.tolist()) == ([0, 2, 4], [0, 2, 4])
-    assert (before.last, behind.first, behind.last) == ((1, 2), (1, 3), (2, 1))
+    before, after = by_day(whole)
+    assert before.payload + after.payload == whole.payload
+    assert (before.offsets.tolist(), after.offsets.tolist()) == ([0, 2, 4], [0, 2, 4])
+    assert (before.last, after.first, after.last) == ((1, 2), (1, 3), (2, 1))
     same = chunk([(1, 1), (1, 2)], [5, 6])
     assert list(by_day(same)) == [same]
 
@@ -240,8 +241,16 @@ class Trimming(Broker):
     def __init__(self, kept: int) -> None:
         self.first, self.kept, self.requests = 1, kept, 0
 
-    def trim(self, log: str, before: Position, *, epoch: int, ledger: int | None = None) -> Trim:
-        assert (log, epoch, ledger) == (LOG, 6, None)
+    def trim(
+        self,
+        log: str,
+        before: Position,
+        *,
+        epoch: int,
+        ledger: int | None = None,
+        table: str | None = None,
+    ) -> Trim:
+        assert (log, epoch, ledger, table) == (LOG, 6, None, None)
         self.requests += 1
         self.first = max(self.first, min(self.first + 20, before.entry - self.kept))
         return Trim(before, before, Position(before.ledger, self.first), "ledger", None)
@@ -298,11 +307,12 @@ def test_gaps_in_a_table_are_reported(
 
 
 def test_files_are_divided_among_tasks_in_order() -> None:
+    options = read_options({"tier": "cold", "table": "t", "topic": "orders", "minPartitions": "5"})
     pieces = [Piece(LOG, str(number), START, END, 10) for number in range(10)]
-    tasks = divided_pieces(pieces, 5)
+    tasks = divided_pieces([(piece, ()) for piece in pieces], options)
     assert [piece for task in tasks for piece in task] == pieces
     assert len(tasks) == 5
-    assert divided_pieces([], 5) == []
+    assert divided_pieces([], options) == []
 
 
 # ------------------------------------------------------------ the command
@@ -328,13 +338,13 @@ def test_user_errors_exit_with_1_and_a_sentence(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(arguments) == 1
-    said = capsys.readouterr().err
-    assert message in said
-    assert "secret" not in said
+    output = capsys.readouterr().err
+    assert message in output
+    assert "secret" not in output
 
 
 def test_help_lists_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for verb in cli.VERBS:
-        assert verb in said
+        assert verb in output

@@ -277,11 +277,11 @@ async def test_refusals_of_brokers_become_errors_of_the_pipeline(
     assert topics.is_idle
 
 
-@pytest.mark.parametrize("bound", ["USES_MAX", "LED_TOPICS_MAX"])
+@pytest.mark.parametrize("bounds", [{"uses_max": 1}, {"topics_max": 1}])
 async def test_number_of_led_topics_and_uses_is_bounded(
-    topics: Topics, monkeypatch: pytest.MonkeyPatch, bound: str
+    brokers: Brokers, bounds: dict[str, int]
 ) -> None:
-    monkeypatch.setattr(topics_module, bound, 1)
+    topics = Topics(brokers, **bounds)
     await topics.begin(request(BEGIN, "one"))
     with pytest.raises(Invalid, match="already"):
         await topics.begin(request(BEGIN, "two", RETURNS))

@@ -121,7 +121,7 @@ def test_no_rows_make_no_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         (batch(other=[1]), "need a column value"),
         (batch(value=[b""], other=[1], more=[2]), "columns more, other"),
@@ -138,8 +138,8 @@ def test_no_rows_make_no_part() -> None:
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
-def test_invalid_rows_are_refused_by_name(rows: pa.RecordBatch, said: str) -> None:
-    with pytest.raises(Invalid, match=said):
+def test_invalid_rows_are_refused_by_name(rows: pa.RecordBatch, message: str) -> None:
+    with pytest.raises(Invalid, match=message):
         list(pack([rows]))
 
 

@@ -161,23 +161,23 @@ def test_rows_can_name_a_partition() -> None:
 
 
 def test_partitions_of_each_topic_are_requested_once() -> None:
-    asked = []
+    requests = []
 
     def partitions(name: TopicName) -> int:
-        asked.append(str(name))
+        requests.append(str(name))
         return 0
 
     of = Router("", "job", 1, JAVA, partitions)
     for _ in range(3):
         routed(of, batch(4, __topic=["a", "b", "a", "b"]))
-    assert asked == [f"{LISTED}a", f"{LISTED}b"]
+    assert requests == [f"{LISTED}a", f"{LISTED}b"]
 
 
 # ------------------------------------------------------------ mistakes
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"__topic": ["a", None]}, "a row names no topic"),
         ({"__topic": pa.nulls(2)}, "a row names no topic"),
@@ -188,8 +188,8 @@ def test_partitions_of_each_topic_are_requested_once() -> None:
     ],
     ids=["one of two", "nulls", "no column", "numbers", "not persistent", "empty"],
 )
-def test_invalid_topics_are_refused_by_name(columns: dict[str, Any], said: str) -> None:
-    with pytest.raises(Invalid, match=said):
+def test_invalid_topics_are_refused_by_name(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
         routed(router(), batch(2, **columns))
 
 

@@ -95,7 +95,7 @@ def rows() -> pa.RecordBatch:
 
 
 def discards(broker: ScriptedBroker) -> set[str]:
-    return {each.path for each in broker.asked if each.path.endswith("/discard")}
+    return {each.path for each in broker.requests if each.path.endswith("/discard")}
 
 
 def test_task_without_a_broker_does_not_wait_again_for_each_log(
@@ -139,7 +139,7 @@ def test_failed_task_drops_everything_it_staged(script: Script, broker: Scripted
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "said"),
+    ("status", "error", "message"),
     [
         (409, Conflict, "written again when that is over, it is finished"),
         (410, MissingPart, "written again, it is finished"),
@@ -147,8 +147,8 @@ def test_failed_task_drops_everything_it_staged(script: Script, broker: Scripted
         (500, Damaged, "it may be refused again"),
     ],
 )
-def test_error_says_whether_repeating_completes_the_batch(
-    script: Script, broker: ScriptedBroker, status: int, error: type[PipelineError], said: str
+def test_the_error_states_whether_a_retry_completes_the_batch(
+    script: Script, broker: ScriptedBroker, status: int, error: type[PipelineError], message: str
 ) -> None:
     script.refuses = {f"t{each}/staged/job/1/publish": status for each in (1, 3)}
     staged = transfer.stage(target(broker), "job", 1, (0, 0), [rows()])
@@ -156,7 +156,7 @@ def test_error_says_whether_repeating_completes_the_batch(
         transfer.publish(target(broker), "job", 1, staged)
     (note,) = refused.value.__notes__
     assert "5 logs 3 have their rows" in note
-    assert note.endswith(said)
+    assert note.endswith(message)
 
 
 @pytest.mark.parametrize(("guarantee", "version"), [(EXACTLY_ONCE, 1), (AT_LEAST_ONCE, 10**15 - 1)])
@@ -171,9 +171,9 @@ def test_all_logs_are_asked_before_the_first_publish(
         transfer.publish(wanted, "job", 1, staged)
     (note,) = refused.value.__notes__
     assert note.startswith("That was persistent://public/default/t3, asked before the first")
-    asked = [each for each in broker.asked if each.path.endswith("/publish")]
-    assert len(asked) == len(TOPICS)
-    assert [each.body for each in asked] == [{"epoch": 7, "parts": []}] * len(TOPICS)
+    requests = [each for each in broker.requests if each.path.endswith("/publish")]
+    assert len(requests) == len(TOPICS)
+    assert [each.body for each in requests] == [{"epoch": 7, "parts": []}] * len(TOPICS)
 
 
 def test_later_version_in_one_log_is_found_before_the_first_publish(
@@ -185,16 +185,18 @@ def test_later_version_in_one_log_is_found_before_the_first_publish(
         transfer.publish(target(broker), "job", 1, staged)
     script.held["t3"] = 1
     assert transfer.publish(target(broker), "job", 1, staged)
-    asked = [each.body for each in broker.asked if each.path.endswith("/publish")]
-    assert [body["parts"] for body in asked[: 2 * len(TOPICS)]] == [[]] * 2 * len(TOPICS)
-    assert all(body["parts"] for body in asked[2 * len(TOPICS) :])
+    requests = [each.body for each in broker.requests if each.path.endswith("/publish")]
+    assert [body["parts"] for body in requests[: 2 * len(TOPICS)]] == [[]] * 2 * len(TOPICS)
+    assert all(body["parts"] for body in requests[2 * len(TOPICS) :])
 
 
 def test_publish_requests_repeat_the_brokers_description_of_parts(broker: ScriptedBroker) -> None:
     staged = transfer.stage(target(broker), "job", 1, (0, 0), [rows()])
     transfer.publish(target(broker), "job", 1, staged)
-    asked = [each for each in broker.asked if each.path.endswith("/publish")][-1]
-    assert [sorted(part) for part in asked.body["parts"]] == [["bytes", "checksum", "key", "rows"]]
+    requests = [each for each in broker.requests if each.path.endswith("/publish")][-1]
+    assert [sorted(part) for part in requests.body["parts"]] == [
+        ["bytes", "checksum", "key", "rows"]
+    ]
     assert all(
         (part.entries, part.entry_bytes > 0) == (1, True) for log in staged for part in log.parts
     )
@@ -207,7 +209,7 @@ def test_rows_for_a_topic_without_a_leader_are_staged_and_not_published(
     staged = transfer.stage(unled, "job", 1, (0, 0), [rows()])
     with pytest.raises(Invalid, match="no epoch of persistent://public/default/t0 is given"):
         transfer.publish(unled, "job", 1, staged)
-    assert not [each for each in broker.asked if each.path.endswith("/publish")]
+    assert not [each for each in broker.requests if each.path.endswith("/publish")]
 
 
 def test_requests_under_an_epoch_carry_its_capability(
@@ -220,7 +222,7 @@ def test_requests_under_an_epoch_carry_its_capability(
     transfer.publish(proven, "job", 1, staged)
     transfer.discard(proven, "job", 1, staged)
     for number, name in enumerate(TOPICS):
-        asked = [each for each in broker.asked if f"/{name}/staged/" in each.path]
-        assert len(asked) == 5, "layout, part, question, publish, discard"
-        assert {each.headers["Onewriter-Capability"] for each in asked} == {f"job.99.{number}"}
+        requests = [each for each in broker.requests if f"/{name}/staged/" in each.path]
+        assert len(requests) == 5, "layout, part, question, publish, discard"
+        assert {each.headers["Onewriter-Capability"] for each in requests} == {f"job.99.{number}"}
     assert "job.99" not in repr(proven)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onewriter_core.ids import Position
 from onewriter_pipeline.read.batch_limits import (
     EntryCounts,
-    behind_entries,
-    behind_messages,
+    end_after_entries,
+    end_after_messages,
     is_even,
     shares,
 )
@@ -65,22 +65,22 @@ def test_part_of_a_run_has_at_most_the_messages_that_other_entries_leave() -> No
     ],
 )
 def test_position_after_a_number_of_entries(start: int, messages: int, end: int | None) -> None:
-    found = behind_messages(counts(SIZES), Position(5, start), messages)
+    found = end_after_messages(counts(SIZES), Position(5, start), messages)
     assert found == (None if end is None else Position(5, end))
 
 
 def test_counting_continues_in_the_next_ledger() -> None:
     parts = [*counts([2, 2], 5), *counts([2, 2], 9)]
-    assert behind_messages(parts, Position(5, 2), 4) == Position(9, 2)
-    assert behind_messages(parts, Position(7, 1), 4) is None
-    assert behind_messages(iter(parts), Position(7, 1), 3) == Position(9, 2)
+    assert end_after_messages(parts, Position(5, 2), 4) == Position(9, 2)
+    assert end_after_messages(parts, Position(7, 1), 4) is None
+    assert end_after_messages(iter(parts), Position(7, 1), 3) == Position(9, 2)
 
 
 def test_single_messages_need_no_counting() -> None:
     runs = [run(5, 3, 6, 3), run(7, 1, 9, 8)]
-    assert behind_entries(runs, 2) == Position(5, 5)
-    assert behind_entries(runs, 5) == Position(7, 3)
-    assert behind_entries(runs, 11) is None
+    assert end_after_entries(runs, 2) == Position(5, 5)
+    assert end_after_entries(runs, 5) == Position(7, 3)
+    assert end_after_entries(runs, 11) is None
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 60), st.integers(1, 7))
@@ -89,7 +89,7 @@ def test_batches_stay_within_the_limit_and_lose_nothing(
 ) -> None:
     start, batches = Position(5, 1), list[int]()
     while start is not None:
-        end = behind_messages(counts(sizes, block=block), start, most)
+        end = end_after_messages(counts(sizes, block=block), start, most)
         stop = len(sizes) if end is None else end.entry - 1
         batch = sizes[start.entry - 1 : stop]
         assert sum(batch) <= most or len(batch) == 1

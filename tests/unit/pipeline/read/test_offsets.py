@@ -165,9 +165,19 @@ parts = st.lists(
 )
 
 
-@given(parts, st.integers(1, 9), st.integers(0, 20))
+def test_requested_number_of_tasks_is_kept_beside_large_entries() -> None:
+    small = [Run(number, 1, 1, 1001, 100_000, 1000) for number in range(1, 4)]
+    chunk = Run(9, 1, 1, 5, 4 * 5 * 1024 * 1024, 4)
+    log = ("a", [*small, chunk])
+    assert len(divided([log], 30)) < 10
+    made = divided([log], 30, tasks_min=30)
+    assert len(made) == 30
+    assert [len(each) for each in divided([("a", [run(1, 1, 4)])], 9, tasks_min=9)] == [1, 1, 1]
+
+
+@given(parts, st.integers(1, 9), st.integers(0, 20), st.integers(1, 40))
 def test_every_entry_is_in_one_task_in_order(
-    drawn: list[tuple[str, list[tuple[int, int, int, int]]]], tasks: int, most: int
+    drawn: list[tuple[str, list[tuple[int, int, int, int]]]], tasks: int, most: int, least: int
 ) -> None:
     given_parts, ledger = [], 0
     for log, sizes in drawn:
@@ -182,7 +192,8 @@ def test_every_entry_is_in_one_task_in_order(
         for each in runs
         for n in range(each.first, each.end)
     ]
-    made = divided(given_parts, tasks, entries_max=most)
+    made = divided(given_parts, tasks, entries_max=most, tasks_min=least)
+    assert len(made) >= min(least, len(wanted))
     assert [
         (span.log, each.ledger, n)
         for spans in made
@@ -194,4 +205,4 @@ def test_every_entry_is_in_one_task_in_order(
     if most:
         assert all(sum(span.entries for span in spans) <= most for spans in made)
     else:
-        assert len(made) <= tasks
+        assert len(made) <= max(tasks, least)

@@ -38,10 +38,10 @@ class ScriptedBroker:
 
     def __init__(self, *answers: Sequence[Chunk | PipelineError] | PipelineError) -> None:
         self._answers = list(answers)
-        self.asked: list[tuple[Position, Position]] = []
+        self.requests: list[tuple[Position, Position]] = []
 
     def read(self, log: str, start: Position, end: Position) -> Iterator[Chunk]:
-        self.asked.append((start, end))
+        self.requests.append((start, end))
         answers = self._answers.pop(0)
         for answer in (answers,) if isinstance(answers, PipelineError) else answers:
             if isinstance(answer, PipelineError):
@@ -60,7 +60,7 @@ def test_span_over_several_ledgers_in_several_chunks() -> None:
     whole = span((1, 3, 5), (4, 1, 4))
     broker = ScriptedBroker([chunk((1, 3)), chunk((1, 4), (4, 1)), chunk((4, 2), (4, 3))])
     assert values(broker, whole) == ["1:3", "1:4", "4:1", "4:2", "4:3"]
-    assert broker.asked == [(Position(1, 3), Position(4, 4))]
+    assert broker.requests == [(Position(1, 3), Position(4, 4))]
 
 
 GAPS: dict[str, tuple[list[Chunk], str]] = {
@@ -93,7 +93,7 @@ def test_log_that_is_trimmed_or_ends_early() -> None:
         values(ScriptedBroker(trimmed), whole)
     broker = ScriptedBroker(trimmed, rest)
     assert values(broker, whole, fail_on_loss=False) == ["4:1", "4:2"]
-    assert broker.asked[1] == (Position(4, 0), Position(4, 3))
+    assert broker.requests[1] == (Position(4, 0), Position(4, 3))
     gone = Trimmed("all gone", Position(9, 0), None)
     assert values(ScriptedBroker(gone), whole, fail_on_loss=False) == []
     ends = LogEnds("too early", Position(4, 1))

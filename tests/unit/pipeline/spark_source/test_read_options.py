@@ -17,6 +17,7 @@ from pyspark_onewriter.stream import TopicStreamReader
 URL = {"admin.url": "http://broker:8080"}
 ORDERS = {**URL, "topic": "orders"}
 VALUE = {"value": "binary"}
+TOPIC = {"topic": "orders"}
 FULL = "persistent://public/default/orders"
 
 
@@ -99,7 +100,53 @@ def test_topic_epochs_are_lists_or_ranges(given: dict[str, str], expected: Epoch
     assert "3" not in expected
 
 
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ({"subscribe": "a,b"}, {"topics": "a,b"}),
+        ({"SUBSCRIBEPATTERN": "a.*"}, {"topicsPattern": "a.*"}),
+        ({"assign": '{"a": [0, 2]}'}, {"topics": "a-partition-0,a-partition-2"}),
+        ({"maxOffsetsPerTrigger": "7", **TOPIC}, {"maxEntriesPerTrigger": "7", **TOPIC}),
+        ({"minOffsetsPerTrigger": "7", **TOPIC}, {"minEntriesPerTrigger": "7", **TOPIC}),
+        ({"includeHeaders": "false", **TOPIC}, {"includeProperties": "false", **TOPIC}),
+    ],
+)
+def test_names_of_kafka_options_are_synonyms(given: dict[str, str], same: dict[str, str]) -> None:
+    assert read_options(URL | given) == read_options(URL | same)
+    address = {"kafka.bootstrap.servers": "http://broker:8080"}
+    assert read_options(address | given) == read_options(URL | same)
+
+
+def test_named_columns_are_the_columns_of_the_read() -> None:
+    options = known_options(ORDERS | {"columns": "__entryId, value,__orderingKey"})
+    assert options.columns == ("__entryId", "value", "__orderingKey")
+    assert read_options(ORDERS | {"columns": "value"}, VALUE).columns == ("value",)
+
+
 MISTAKES = {
+    "two names of one option": (
+        {"subscribe": "orders", "topics": "orders"},
+        "subscribe and topics: give one of them",
+    ),
+    "a topic and a synonym": ({"subscribe": "orders"}, "topic and topics: give one of"),
+    "two addresses": (
+        {"kafka.bootstrap.servers": "http://b:1"},
+        "admin.url and kafka.bootstrap.servers: give one of them",
+    ),
+    "partitions that are none": ({"assign": "orders"}, "assign: 'orders' is not JSON such as"),
+    "an option of Kafka's clients": (
+        {"kafka.session.timeout.ms": "1"},
+        "'kafka.session.timeout.ms': options of Kafka's clients have no meaning",
+    ),
+    "times by partition": ({"startingOffsetsByTimestamp": "{}"}, "use startingTimestamp: one time"),
+    "a group": ({"kafka.group.id": "g"}, "use ackSubscription"),
+    "no columns": ({"columns": " , "}, "columns: ',' is not a list of different columns"),
+    "a column twice": ({"columns": "value,value"}, "is not a list of different columns"),
+    "an unknown column": ({"columns": "valu"}, "messages have no column 'valu'"),
+    "columns twice": (
+        {"columns": "value", "includeProperties": "true"},
+        "columns and includeProperties: give one of",
+    ),
     "an unknown option": (
         {"startingOffset": "x"},
         "there is no option 'startingOffset': 'startingOffsets'\\?$",

@@ -121,7 +121,7 @@ def test_spark_redacts_secret_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"topic": ""}, "topic is missing: name the topic"),
         ({"topic": "non-persistent://public/default/x"}, "not a persistent topic"),
@@ -150,8 +150,8 @@ def test_spark_redacts_secret_options() -> None:
     ],
     ids=str,
 )
-def test_invalid_write_options_are_refused_by_name(options: dict[str, str], said: str) -> None:
-    with pytest.raises(Invalid, match=said):
+def test_invalid_write_options_are_refused_by_name(options: dict[str, str], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
         batch(**options)
 
 
@@ -173,7 +173,7 @@ def test_invalid_writes_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("logs", "holds", "said"),
+    ("logs", "holds", "message"),
     [
         ([f"t-{number}" for number in range(101)], (1, 1, 1), "more than 100 topics"),
         ([f"t-partition-{number}" for number in range(1001)], (1, 1, 1), "more than 1000 partit"),
@@ -185,7 +185,7 @@ def test_invalid_writes_are_refused() -> None:
     ids=["topics", "partitions", "bytes", "entries", "keys", "heads of entries"],
 )
 def test_batch_that_is_too_large_is_published_to_no_log(
-    logs: list[str], holds: tuple[int, int, int], said: str
+    logs: list[str], holds: tuple[int, int, int], message: str
 ) -> None:
     """There is no broker, so no request is sent."""
     target = batch("value __topic", topic="").target
@@ -193,5 +193,5 @@ def test_batch_that_is_too_large_is_published_to_no_log(
     parts = tuple(
         Part(f"job/7/{number}.0/x", entries, size, "c", entries, entry_bytes) for number in range(2)
     )
-    with pytest.raises(Invalid, match=said):
+    with pytest.raises(Invalid, match=message):
         publish(target, "job", 7, [StagedLog(log, parts) for log in logs])

@@ -68,8 +68,8 @@ def test_consecutive_publishes_of_an_app_are_one_run() -> None:
 
 @pytest.mark.parametrize("cut", range(2, 12))
 def test_runs_do_not_depend_on_the_division_of_a_log(cut: int) -> None:
-    before, behind = chunk(*LOG, end=cut), chunk(*LOG, start=cut)
-    assert joined(runs(before), runs(behind)) == FOUND
+    before, after = chunk(*LOG, end=cut), chunk(*LOG, start=cut)
+    assert joined(runs(before), runs(after)) == FOUND
     inside = {3, 4, 5, 6, 7, 10, 11} - {3, 6, 10}
     open_ones = [each for each in runs(before) if each.is_open]
     assert bool(open_ones) == (cut in inside)
@@ -79,8 +79,8 @@ def test_runs_do_not_depend_on_the_division_of_a_log(cut: int) -> None:
 def test_days_keep_their_own_publishes() -> None:
     whole = chunk(*LOG)
     times = np.where(whole.entry < 8, 1, 1 + 86_400_000)
-    before, behind = by_day(replace(whole, time_ms=times))
-    assert (*runs(before), *runs(behind)) == FOUND
+    before, after = by_day(replace(whole, time_ms=times))
+    assert (*runs(before), *runs(after)) == FOUND
 
 
 def test_falling_versions_and_incomplete_publishes_stay_separate() -> None:

@@ -19,12 +19,14 @@ from onewriter_pipeline.errors import Invalid, Overtaken, TableError
 from onewriter_pipeline.schema import FORMATS, PARQUET, PUBLISH_TIME
 from onewriter_pipeline.tables.delta import DeltaLog
 from onewriter_pipeline.tables.files import (
+    GROUP_BYTES,
     FileWriter,
     Place,
     check_there,
     discard,
     files_of,
     place_of,
+    reveal,
     write_rows,
 )
 from onewriter_pipeline.tables.layout import (
@@ -34,6 +36,7 @@ from onewriter_pipeline.tables.layout import (
     SegmentRow,
     TableFile,
     folder_of,
+    hidden_path,
     is_ours,
 )
 from onewriter_pipeline.tables.pieces import position_at
@@ -72,6 +75,29 @@ def written(table: Table, ledger: int, entries: int = 3, day: str = "2026-01-02"
     ]
     writer.write(pa.RecordBatch.from_pylist(rows, MESSAGES.columns))
     return writer.close()
+
+
+def test_writer_reports_the_size_of_its_file(tmp_path: Path) -> None:
+    place = made(tmp_path)[1].place
+    writer = FileWriter(place, {"topic": folder_of(LOG), "date": "2026-01-02"}, MESSAGES.columns)
+    row = {"value": os.urandom(MEBIBYTE), "__publishTime": datetime.now(UTC), "__ledgerId": 1}
+    batch = pa.RecordBatch.from_pylist([row | {"__entryId": 1}], MESSAGES.columns)
+    for _ in range(GROUP_BYTES // MEBIBYTE + 1):
+        writer.write(batch)
+    assert writer.bytes > MEBIBYTE  # the size decides when the next file begins
+    writer.discard()
+
+
+def test_files_are_hidden_until_their_commit(tmp_path: Path) -> None:
+    tables, table = made(tmp_path)
+    file = written(table, 1)
+    assert not list(tmp_path.glob("**/*.parquet"))
+    assert tables.foreign() == []
+    table.commit(table.state(), [file], {LOG: "1:4"}, coverage(1))
+    assert [
+        str(each.relative_to(table.place.location)) for each in tmp_path.glob("**/*.parquet")
+    ] == [file.path]
+    reveal(table.place, [file])  # may be repeated
 
 
 def coverage(ledger: int, entries: int = 3) -> list[list[object]]:
@@ -132,9 +158,9 @@ def test_commit_from_an_outdated_state_is_refused(tmp_path: Path, kind: str) -> 
     other = Tables(str(tmp_path), kind=kind).existing(MESSAGES)
     state = other.state()
     commit(table, 1)
-    mine = written(other, 1)
+    own = written(other, 1)
     with pytest.raises(Overtaken, match="nothing was committed"):
-        other.commit(state, [mine], {LOG: "9:9"})
+        other.commit(state, [own], {LOG: "9:9"})
     assert table.state().offsets == {LOG: "1:4"}
     assert len(table.files()) == 1
 
@@ -171,14 +197,14 @@ def test_segments_are_completed_after_a_killed_job(tmp_path: Path, kind: str) ->
 
 
 @pytest.mark.parametrize(
-    ("version", "said"), [(TABLE_VERSION + 1, "newer"), (TABLE_VERSION - 1, "older")]
+    ("version", "message"), [(TABLE_VERSION + 1, "newer"), (TABLE_VERSION - 1, "older")]
 )
-def test_table_of_another_version_is_refused(tmp_path: Path, version: int, said: str) -> None:
+def test_table_of_another_version_is_refused(tmp_path: Path, version: int, message: str) -> None:
     _, table = made(tmp_path)
     DeltaTable(table.place.location).alter.set_table_properties(
         {"onewriter.tableVersion": str(version)}, raise_if_not_exists=False
     )
-    with pytest.raises(Invalid, match=f"by an? {said} onewriter: its version is {version}"):
+    with pytest.raises(Invalid, match=f"by an? {message} onewriter: its version is {version}"):
         Tables(str(tmp_path)).made(MESSAGES)
 
 
@@ -220,7 +246,8 @@ def test_compaction_and_expiry_keep_the_offsets(tmp_path: Path) -> None:
 def test_foreign_files_are_listed_and_orphans_deleted(tmp_path: Path, kind: str) -> None:
     tables, table = made(tmp_path, kind)
     commit(table, 1)
-    orphan = written(table, 2)
+    orphan, killed = written(table, 2), written(table, 4)
+    reveal(table.place, [orphan])
     fresh = written(table, 3)
     folder = Path(table.place.location)
     old = 0
@@ -230,11 +257,14 @@ def test_foreign_files_are_listed_and_orphans_deleted(tmp_path: Path, kind: str)
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "x.parquet").write_text("mine")
     os.utime(folder / orphan.path, (old, old))
+    os.utime(folder / hidden_path(killed.path), (old, old))
     assert tables.foreign() == ["else/x.parquet", "messages/data.parquet", "messages/notes.txt"]
-    assert tables.orphans(168) == [f"messages/{orphan.path}"]
+    hidden = hidden_path(killed.path)
+    assert sorted(tables.orphans(168)) == sorted([f"messages/{hidden}", f"messages/{orphan.path}"])
     tables.delete(tables.orphans(168))
     assert not (folder / orphan.path).exists()
-    assert (folder / fresh.path).exists()
+    assert not (folder / hidden).exists()
+    assert (folder / hidden_path(fresh.path)).exists()
     assert (folder / "data.parquet").read_text() == "mine"
     assert [file.bounds["__ledgerId"] for file in table.files()] == [(1, 1)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from py4j.protocol import Py4JError
 
-from onewriter_pipeline.engine import said_by
+from onewriter_pipeline.engine import message_of
 from onewriter_pipeline.tables.files import ERROR_CHARACTERS_MAX, line
 
 LACKING = "The operation lacked the necessary privileges for path t"
@@ -28,7 +28,7 @@ JVM stacktrace: org.apache.spark
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("message", "expected"),
     [
         (CHAIN, f"{LACKING}: 403 Forbidden: SignatureDoesNotMatch: Check your key."),
         (REFUSED, "Generic S3 error: tcp connect error: Connection refused (os error 111)"),
@@ -37,17 +37,17 @@ JVM stacktrace: org.apache.spark
         ("x" * 1000, "x" * ERROR_CHARACTERS_MAX),
     ],
 )
-def test_errors_of_disks_and_object_stores_become_one_line(said: str, expected: str) -> None:
-    assert line(OSError(said)) == expected
+def test_errors_of_disks_and_object_stores_become_one_line(message: str, expected: str) -> None:
+    assert line(OSError(message)) == expected
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("message", "expected"),
     [
         (TRACEBACK.format("onewriter_pipeline.errors.NotFound: there is no t"), "there is no t"),
         (TRACEBACK.format("TypeError: not an instance"), "TypeError: not an instance"),
         ("[TABLE_OR_VIEW_NOT_FOUND] x\n== SQL ==", "[TABLE_OR_VIEW_NOT_FOUND] x"),
     ],
 )
-def test_errors_of_spark_become_one_line(said: str, expected: str) -> None:
-    assert said_by(Py4JError(said)) == expected
+def test_errors_of_spark_become_one_line(message: str, expected: str) -> None:
+    assert message_of(Py4JError(message)) == expected

@@ -175,6 +175,46 @@ def test_dropped_day_is_missed_if_it_continues_after_the_next_one_begins(
     assert reader.values(failOnDataLoss="false") == named((3, 1, 5), *LEFT)
 
 
+# ------------------------------------------------------------ division among tasks
+
+
+@pytest.mark.parametrize("group_rows", [3, 99])
+@pytest.mark.parametrize("tasks", [1, 2, 7, 20])
+def test_files_are_divided_among_as_many_tasks_as_requested(
+    table: Table, reader: Reader, tasks: int, group_rows: int
+) -> None:
+    ranges = (3, 1, 12), (4, 1, 2), (6, 1, 10)
+    offloaded(table, (FIRST, ranges[:2]), (SECOND, ranges[2:]), group_rows=group_rows)
+    options = read_options(reader.given | {"minPartitions": str(tasks)})
+    with backlog_of(options) as backlog:
+        found = [task.value for task in backlog.tasks(*backlog.selected_range())]
+    assert len(found) == tasks
+    values = [
+        value.decode()
+        for pieces in found
+        for batch in read_pieces(pieces, options)
+        for value in batch.column("value").to_pylist()
+    ]
+    assert values == named(*ranges)
+
+
+def test_tasks_for_a_range_of_a_file_read_that_range(table: Table, reader: Reader) -> None:
+    offloaded(table, (FIRST, [(3, 1, 12), (6, 1, 10)]), group_rows=4)
+    ends = {"endingOffsets": '{"orders": "6:3"}', "minPartitions": "5"}
+    assert reader.values(**from_("3:9"), **ends) == named((3, 9, 12), (6, 1, 3))
+    assert reader.values(**from_("3:9"), **ends, maxEntriesPerPartition="1") == named(
+        (3, 9, 12), (6, 1, 3)
+    )
+
+
+def test_rows_beyond_what_was_offloaded_are_read_too(table: Table, reader: Reader) -> None:
+    """Another program wrote the file: the last task of a file reads to its end."""
+    offloaded(table, (FIRST, [(3, 1, 5)]))
+    table.commit(table.state(), [written(table, FIRST, [(4, 1, 9)], 99)], {LOG: "4:9"}, [])
+    found = reader.values(minPartitions="3", failOnDataLoss="false", **from_("3:1"))
+    assert found == named((3, 1, 5), (4, 1, 9))
+
+
 # ------------------------------------------------------------ while it is read
 
 
@@ -203,16 +243,16 @@ def test_all_answers_of_a_snapshot_use_the_same_files(
     start, end = Position(3, 1), Position(5, 3)
     options = read_options(reader.given)
     kept = reader.kept()
-    asked: dict[str, Callable[[], int]] = {
+    requests: dict[str, Callable[[], int]] = {
         "pieces": lambda: sum(
             each.num_rows for each in read_pieces(kept.pieces(LOG, start, end), options)
         ),
         "runs": lambda: sum(run.entries for run in kept.runs(LOG, start, end)),
         "counts": lambda: messages(list(counted(options, kept.pieces(LOG, start, end)))),
     }
-    assert asked[kind]() == 11
+    assert requests[kind]() == 11
     expire(table, SECOND)
-    assert asked[kind]() == 11
+    assert requests[kind]() == 11
     assert kept.first(LOG) == start
     kept.renew()
     assert kept.first(LOG) == Position(4, 4)

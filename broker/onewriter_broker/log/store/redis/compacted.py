@@ -32,9 +32,9 @@ class Write(Protocol):
 
 
 class Read(Protocol):
-    """Sends one read to the named dataset."""
+    """Sends one read to the named dataset. ``blocks``: how many blocks the reply has at most."""
 
-    async def __call__(self, words: Sequence[Word], replid: str) -> Reply: ...
+    async def __call__(self, words: Sequence[Word], replid: str, *, blocks: int = 0) -> Reply: ...
 
 
 class RedisCompactedStore:
@@ -89,7 +89,7 @@ class RedisCompactedStore:
     ) -> list[CompactedBlock]:
         key = self._keys.compacted(topic, slot)
         names = [f"{part}{number}" for number in range(first, first + count) for part in "mp"]
-        found = await self._fields(key, names, replid)
+        found = await self._fields(key, names, replid, blocks=count)
         blocks: list[CompactedBlock] = []
         for head, payload in zip(found[::2], found[1::2], strict=True):
             if head is None or payload is None:
@@ -118,8 +118,10 @@ class RedisCompactedStore:
         (head,) = await self._fields(key, [f"m{blocks - 1}"], replid)
         return extent_of(key, blocks, head or b"")
 
-    async def _fields(self, key: str, names: Sequence[str], replid: str) -> list[bytes | None]:
-        reply = await self._read(["HMGET", key, *names], replid)
+    async def _fields(
+        self, key: str, names: Sequence[str], replid: str, *, blocks: int = 0
+    ) -> list[bytes | None]:
+        reply = await self._read(["HMGET", key, *names], replid, blocks=blocks)
         words = reply if isinstance(reply, list) else [None] * len(names)
         return [word if isinstance(word, bytes) else None for word in words]
 

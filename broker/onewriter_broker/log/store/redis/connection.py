@@ -26,7 +26,7 @@ SEND_BUFFER_BYTES = 2 * 1024 * 1024
 three), without iterations of the event loop in between."""
 
 REPLIES_AWAITED_MAX = 4096
-"""Largest number of commands without a reply on one connection; a caller that exceeds it has no bound of its own."""
+"""Largest number of commands without a reply on one connection. ``writable`` waits until there are fewer."""
 
 Reply = object
 """bytes, int, None, a list of replies, or an exception: the server's error or the lost connection."""
@@ -34,11 +34,14 @@ Reply = object
 
 def encode(words: Sequence[Word]) -> list[bytes | bytearray]:
     """A command in the server's protocol, as consecutive buffers."""
+    if not any(_is_large(word) for word in words):
+        # The type stub requires a tuple with one element.
+        return [hiredis.pack_command(tuple(words))]  # type: ignore[arg-type]
     head = bytearray(b"*%d\r\n" % len(words))
     buffers: list[bytes | bytearray] = []
     start = 0
     for index, word in enumerate(words):
-        if not isinstance(word, int) and len(word) >= PAYLOAD_BYTES_UNCOPIED:
+        if not isinstance(word, int) and _is_large(word):
             data = word if isinstance(word, bytes) else word.encode()
             _pack(head, words[start:index])
             head += b"$%d\r\n" % len(data)
@@ -48,6 +51,10 @@ def encode(words: Sequence[Word]) -> list[bytes | bytearray]:
     _pack(head, words[start:])
     buffers.append(head)
     return buffers
+
+
+def _is_large(word: Word) -> bool:
+    return not isinstance(word, int) and len(word) >= PAYLOAD_BYTES_UNCOPIED
 
 
 def _pack(head: bytearray, words: Sequence[Word]) -> None:
@@ -68,6 +75,7 @@ class RedisConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self._answered = asyncio.Event()
         self._closed = asyncio.Event()
 
     @property
@@ -82,22 +90,34 @@ class RedisConnection(asyncio.Protocol):
 
         Raises ConnectionError if nothing was sent: the connection is closed, or has too many commands.
         """
+        return self.submit_all((words,))[0]
+
+    def submit_all(self, commands: Sequence[Sequence[Word]]) -> list[asyncio.Future[Reply]]:
+        """As ``submit``, for consecutive commands: all of them are sent or none."""
         if self._transport is None or not self.is_open:
             raise ConnectionError("the connection to the store is closed")
-        if len(self._awaited) >= self._replies_awaited_max:
+        if len(self._awaited) + len(commands) > self._replies_awaited_max:
             raise ConnectionError("too many commands await the store's reply")
-        buffers = encode(words)
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._awaited.append(reply)
+        buffers = [buffer for words in commands for buffer in encode(words)]
+        loop = asyncio.get_running_loop()
+        replies: list[asyncio.Future[Reply]] = [loop.create_future() for _ in commands]
+        self._awaited.extend(replies)
         if len(buffers) == 1:
             self._transport.write(buffers[0])
         else:
             self._transport.writelines(buffers)
-        return reply
+        return replies
 
-    async def writable(self) -> None:
-        """Wait until the transport's buffer has space; return immediately if the connection is closed."""
+    async def writable(self, commands: int = 1) -> None:
+        """Wait until that number of commands may be submitted; return immediately if the connection is closed.
+
+        The transport's buffer then has space, and the commands do not exceed the number of awaited replies.
+        """
         await self._writable.wait()
+        while self._awaited and len(self._awaited) + commands > self._replies_awaited_max:
+            self._answered.clear()
+            await self._answered.wait()
+            await self._writable.wait()
 
     def close(self) -> None:
         """Close the connection; pending replies become ConnectionError."""
@@ -141,11 +161,13 @@ class RedisConnection(asyncio.Protocol):
         if not self._awaited:
             raise hiredis.ProtocolError("a reply without a command")
         future = self._awaited.popleft()
+        self._answered.set()
         if not future.done():
             future.set_result(reply)
 
     def _fail(self, error: ConnectionError) -> None:
         self._writable.set()
+        self._answered.set()
         while self._awaited:
             future = self._awaited.popleft()
             if not future.done():

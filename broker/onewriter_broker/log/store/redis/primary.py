@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import hiredis
@@ -24,15 +24,22 @@ from onewriter_core.errors import ConfigurationError, Undecided
 PASSWORD_BYTES_MAX = 4096
 """Largest size of a password file."""
 
+PORT_MAX = 65_535
+
+_TLS_SCHEME = "rediss://"
+_PLAIN_SCHEME = "redis://"
+
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """One shard: a primary named by ``url``, or found through ``sentinels``.
+    """A primary named by ``url``, or found through ``sentinels``, or a cluster.
 
     ``url``: ``redis://[user:password@]host:port``, ``rediss://`` for TLS, or ``unix:///path``; with Sentinel
-    it is ignored.
-    ``tls``: how to connect to a ``rediss://`` URL.
-    ``sentinels``: ``host:port`` each; ``sentinel_primary``: the primary's name in Sentinel.
+    it is ignored. ``redis+cluster://[user:password@]host:port,host:port,...`` and ``rediss+cluster://`` name
+    some nodes of a cluster, which name the others (topology.py).
+    ``tls``: how to connect to a ``rediss://`` URL, and to ``rediss://`` Sentinels and their primary.
+    ``sentinels``: ``host:port`` each, or ``rediss://host:port`` for TLS to all Sentinels and to the primary;
+    ``sentinel_primary``: the primary's name in Sentinel.
     ``username``, ``password``: used if the URL names none. ``password_file`` contains the password
     instead; it is read for each connection, so a rotated password applies from the next connection on.
     ``buckets``: number of hash buckets of the store; it never changes.
@@ -55,6 +62,22 @@ class RedisSettings:
     call_timeout_seconds: float = 5.0
     commit_timeout_seconds: float = 1.0
     audit_records_max: int = 10_000
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the store is a cluster of several primaries."""
+        return is_cluster_url(self.url) and not self.sentinels
+
+
+CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
+
+SEEDS_MAX = 64
+"""Addresses in the URL of a cluster at most."""
+
+
+def is_cluster_url(url: str) -> bool:
+    """Whether a store's URL names nodes of a cluster."""
+    return url.startswith(CLUSTER_SCHEMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +116,10 @@ def endpoint_of(settings: RedisSettings) -> Endpoint:
     if not settings.url.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigurationError(
             f"store URL {_without_password(settings.url)!r}: "
-            "write redis://host:port, rediss://host:port or unix:///path"
+            "write redis://host:port, rediss://host:port, unix:///path"
+            " or redis+cluster://host:port,host:port"
         )
-    is_encrypted = settings.url.startswith("rediss://")
+    is_encrypted = settings.url.startswith(_TLS_SCHEME)
     if not is_encrypted:
         _refuse_tls(settings, f"{_without_password(settings.url)!r} is not encrypted")
     try:
@@ -115,12 +139,30 @@ def endpoint_of(settings: RedisSettings) -> Endpoint:
     )
 
 
+def seeds_of(settings: RedisSettings) -> tuple[Endpoint, ...]:
+    """The nodes that the URL of a cluster names. Raises ConfigurationError for an unusable URL, Undecided."""
+    scheme, _, rest = settings.url.partition("+cluster://")
+    place, slash, path = rest.partition("/")
+    user, at, hosts = place.rpartition("@")
+    names = hosts.split(",")
+    if slash and path not in {"", "0"}:
+        raise ConfigurationError("store URL: a cluster has only database 0")
+    if not all(names) or len(names) > SEEDS_MAX:
+        raise ConfigurationError(
+            f"store URL {_without_password(settings.url)!r}: write redis+cluster://host:port,host:port"
+            f" with 1 to {SEEDS_MAX} addresses of nodes"
+        )
+    return tuple(
+        endpoint_of(replace(settings, url=f"{scheme}://{user}{at}{name}")) for name in names
+    )
+
+
 def _refuse_tls(settings: RedisSettings, because: str) -> None:
     """Raise ConfigurationError if TLS is configured for a connection that would not use it."""
     if not settings.tls.is_empty:
         raise ConfigurationError(
-            "redis_ca_file, redis_cert_file, redis_key_file and redis_server_name need a rediss:// URL:"
-            f" {because}"
+            "redis_ca_file, redis_cert_file, redis_key_file and redis_server_name need a rediss:// URL, or"
+            f" rediss:// Sentinels: {because}"
         )
 
 
@@ -144,14 +186,10 @@ async def find_primary(settings: RedisSettings) -> Endpoint:
     """
     if not settings.sentinels:
         return endpoint_of(settings)
-    _refuse_tls(settings, "connections that Sentinels name are not encrypted")
     failures = []
-    for sentinel in settings.sentinels:
-        host, separator, port = sentinel.rpartition(":")
-        if not separator or not port.isdigit():
-            raise ConfigurationError(f"Sentinel {sentinel!r}: write host:port")
+    for sentinel in sentinel_endpoints(settings):
         try:
-            found = await _primary_named_by(Endpoint(host=host, port=int(port)), settings)
+            found = await _primary_named_by(sentinel, settings)
         except Undecided as error:
             failures.append(f"{sentinel}: {error}")
             continue
@@ -159,6 +197,32 @@ async def find_primary(settings: RedisSettings) -> Endpoint:
             return found
         failures.append(f"{sentinel}: knows no {settings.sentinel_primary!r}")
     raise Undecided(f"no Sentinel names the primary: {'; '.join(failures)}")
+
+
+def sentinel_endpoints(settings: RedisSettings) -> list[Endpoint]:
+    """The addresses of the Sentinels. All use TLS, or none does: otherwise the primary could be reached with and
+    without it. Raises ConfigurationError.
+    """
+    found = []
+    encrypted = {sentinel.startswith(_TLS_SCHEME) for sentinel in settings.sentinels}
+    if len(encrypted) > 1:
+        raise ConfigurationError("redis_sentinels: write rediss:// at all Sentinels or at none")
+    is_encrypted = encrypted == {True}
+    if not is_encrypted:
+        _refuse_tls(settings, "redis_sentinels are not encrypted")
+    for sentinel in settings.sentinels:
+        address = sentinel.removeprefix(_TLS_SCHEME).removeprefix(_PLAIN_SCHEME)
+        host, separator, port = address.rpartition(":")
+        is_number = port.isascii() and port.isdigit() and 0 < int(port[:6]) <= PORT_MAX
+        if not separator or not host or "/" in host or "@" in host or not is_number:
+            shown = _without_password(sentinel)
+            raise ConfigurationError(
+                f"Sentinel {shown!r}: write host:port, or rediss://host:port for TLS"
+            )
+        host = host.removeprefix("[").removesuffix("]")
+        tls = settings.tls if is_encrypted else None
+        found.append(Endpoint(host=host, port=int(port), tls=tls))
+    return found
 
 
 async def _primary_named_by(sentinel: Endpoint, settings: RedisSettings) -> Endpoint | None:
@@ -173,6 +237,7 @@ async def _primary_named_by(sentinel: Endpoint, settings: RedisSettings) -> Endp
         port=int(reply[1]),
         username=settings.username,
         password=_password(settings),
+        tls=sentinel.tls,
     )
 
 
@@ -215,6 +280,9 @@ def unreachable(endpoint: Endpoint, error: OSError) -> Undecided:
 Open = Callable[[RedisSettings, Primary | None], Awaitable[Primary]]
 """``open_primary``, or its replacement in a test."""
 
+OpenAt = Callable[[Endpoint, RedisSettings, Primary | None], Awaitable[Primary]]
+"""``open_at``, or its replacement in a test."""
+
 
 async def open_primary(settings: RedisSettings, replaces: Primary | None = None) -> Primary:
     """Connect to the primary, load the scripts, and check the server's guarantees.
@@ -223,7 +291,13 @@ async def open_primary(settings: RedisSettings, replaces: Primary | None = None)
     server closes it first, so that none of its commands that are still in a socket can run after a
     later one. Raises Undecided if no primary is available.
     """
-    endpoint = await find_primary(settings)
+    return await open_at(await find_primary(settings), settings, replaces)
+
+
+async def open_at(
+    endpoint: Endpoint, settings: RedisSettings, replaces: Primary | None = None
+) -> Primary:
+    """The same for the server at ``endpoint``. Raises Undecided if it is not a primary."""
     try:
         async with asyncio.timeout(settings.connect_timeout_seconds):
             connection = await connect(endpoint)

@@ -74,10 +74,12 @@ def _load(*names: str) -> Script:
 
 
 STAMP = _load("stamp")
+NOTE_REPLID = _load("note_replid")
 FENCE = _load("publish", "fence")
 APPEND = _load("publish", "blocks", "append")
 TOGETHER = _load("publish", "blocks", "together")
 SET_STATE = _load("set_state")
+SWAP_STATE = _load("swap_state")
 TRIM = _load("trim")
 AUDIT = _load("audit")
 CATALOG = _load("catalog")
@@ -91,10 +93,12 @@ OWN_DROP = _load("own_drop")
 SETTLE_SETTING = _load("settle_setting")
 ALL_SCRIPTS = (
     STAMP,
+    NOTE_REPLID,
     FENCE,
     APPEND,
     TOGETHER,
     SET_STATE,
+    SWAP_STATE,
     TRIM,
     AUDIT,
     CATALOG,
@@ -152,18 +156,33 @@ def stamp(keys: Keys, binding: Binding, *, birthmark: str) -> list[Word]:
     return STAMP.call([keys.unit(binding.bucket)], arguments)
 
 
-def fence(keys: Keys, request: Fence, audit_records_max: int) -> list[Word]:
-    """fence.lua: open a ledger for a group of logs."""
-    bucket = request.binding.bucket
-    key_words = [keys.unit(bucket), keys.audit(bucket)]
-    arguments = [*_guard(request.binding), request.ledger, audit_records_max]
-    arguments += _pairs(request.audit)
-    for log in request.logs:
-        if len(log.marker) > FIELDS_MAX:
-            raise ValueError(f"a marker has at most {FIELDS_MAX} fields")
-        key_words += [keys.log(log.topic), keys.state(log.topic)]
-        arguments += [int(log.create), *_pairs(log.marker), *_pairs(log.state)]
-    return FENCE.call(key_words, arguments)
+def note_replid(keys: Keys, bucket: int, replid: str, observed: int, registered: int) -> list[Word]:
+    """note_replid.lua: note a registration of the dataset in a bucket's record."""
+    return NOTE_REPLID.call([keys.unit(bucket)], [replid, observed, registered])
+
+
+def fence(
+    keys: Keys, fences: Sequence[Fence], audit_records_max: int
+) -> tuple[list[Word], list[int]]:
+    """fence.lua: the call, and for each of its answers the index of the fence."""
+    buckets: dict[Binding, list[int]] = {}
+    for index, each in enumerate(fences):
+        buckets.setdefault(each.binding, []).append(index)
+    key_words: list[str] = []
+    arguments: list[Word] = [audit_records_max, len(buckets)]
+    order: list[int] = []
+    for binding, indexes in buckets.items():
+        key_words += [keys.unit(binding.bucket), keys.audit(binding.bucket)]
+        arguments += [*_guard(binding), len(indexes)]
+        for each in (fences[index] for index in indexes):
+            arguments += [each.ledger, *_pairs(each.audit), len(each.logs)]
+            for log in each.logs:
+                if len(log.marker) > FIELDS_MAX:
+                    raise ValueError(f"a marker has at most {FIELDS_MAX} fields")
+                key_words += [keys.log(log.topic), keys.state(log.topic)]
+                arguments += [int(log.create), *_pairs(log.marker), *_pairs(log.state)]
+        order += indexes
+    return FENCE.call(key_words, arguments), order
 
 
 def append(keys: Keys, appends: Sequence[Append]) -> tuple[list[Word], list[int]]:
@@ -250,14 +269,14 @@ def _publish_arguments(item: Append) -> list[Word]:
     return [app, version, opens, int(item.block.commits), item.owner, item.block.by]
 
 
-def append_outcomes(reply: object, order: Sequence[int]) -> list[Outcome | BrokenKey]:
-    """The answers in the order of the appends."""
+def outcomes(reply: object, order: Sequence[int]) -> list[Outcome | BrokenKey]:
+    """The answers to the writes of one call, in the order in which they were requested."""
     if not isinstance(reply, list) or len(reply) != len(order):
-        raise Undecided(f"the store answered {str(reply)[:200]} to an append")
-    outcomes: list[Outcome | BrokenKey] = [Outcome.UNKNOWN] * len(order)
+        raise Undecided(f"the store answered {str(reply)[:200]} to guarded writes")
+    answers: list[Outcome | BrokenKey] = [Outcome.UNKNOWN] * len(order)
     for index, code in zip(order, reply, strict=True):
-        outcomes[index] = _answer(code)
-    return outcomes
+        answers[index] = _answer(code)
+    return answers
 
 
 def set_state(
@@ -271,6 +290,22 @@ def set_state(
     """set_state.lua: change a log's state."""
     arguments = [*_guard(binding), token, *_changes(fields, remove)]
     return SET_STATE.call([keys.unit(binding.bucket), keys.state(topic)], arguments)
+
+
+def swap_state(
+    keys: Keys,
+    binding: Binding,
+    topic: TopicName,
+    token: str,
+    field: str,
+    expected: str | None,
+    value: str | None,
+) -> list[Word]:
+    """swap_state.lua: change a field of a log's state that has the expected value."""
+    arguments: list[Word] = [*_guard(binding), token, field]
+    for each in (expected, value):
+        arguments += [int(each is not None), each or ""]
+    return SWAP_STATE.call([keys.unit(binding.bucket), keys.state(topic)], arguments)
 
 
 def trim(

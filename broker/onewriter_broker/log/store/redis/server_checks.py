@@ -7,8 +7,9 @@ again (scripts/guard.lua), every connect the role (primary.py).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import hiredis
 
@@ -24,10 +25,14 @@ from onewriter_broker.log.store.redis.primary import (
     version_of,
 )
 from onewriter_broker.log.store.redis.script_calls import Word
+from onewriter_broker.log.store.redis.topology import Topology
 from onewriter_core.errors import Undecided
 
 VALKEY_VERSION_MIN = (8,)
 REDIS_VERSION_MIN = (7, 0)
+
+PRIMARIES_MIN = 3
+"""Primaries of a cluster of which one can be lost: the others are a majority."""
 
 PROBE_KEY = "ow:probe:unused"
 """A key that never exists, for attempts of commands that the server must deny."""
@@ -56,8 +61,24 @@ class ServerFacts:
     append_sync: str = ""
     replicas_min_to_write: int | None = None
     guard_replids: tuple[str, ...] = ()
+    is_in_cluster: bool = False
     user: str = ""
     allowed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What an administrator declares about a managed server that hides it. It never replaces what the server shows.
+
+    ``durability``: what an answered write of the server survives, if CONFIG is denied. ``noeviction``: the
+    server never evicts keys, if it hides its memory policy.
+    """
+
+    durability: Durability | None = None
+    noeviction: bool = False
+
+
+NOTHING_DECLARED = Declared()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +86,14 @@ class Verdict:
     """The assessment of a server's facts.
 
     ``promises`` are the durabilities that topics may request; ``strongest`` is the highest of them.
-    With any ``refusals`` the broker must not start; each is a sentence with the remedy.
+    With any ``refusals`` the broker must not start; each is a sentence with the remedy. ``declared``: what was
+    not checked, because the server hides it and an administrator declared it.
     """
 
     promises: frozenset[Durability]
     refusals: tuple[str, ...] = ()
     warnings: tuple[str, ...] = field(default=())
+    declared: tuple[str, ...] = ()
 
     @property
     def strongest(self) -> Durability:
@@ -78,27 +101,71 @@ class Verdict:
         return max(self.promises, key=list(Durability).index)
 
 
-def judge(facts: ServerFacts, minimum: Durability, *, replicas: int = 0) -> Verdict:
+def judge(
+    facts: ServerFacts,
+    minimum: Durability,
+    *,
+    replicas: int = 0,
+    in_cluster: bool = False,
+    declared: Declared = NOTHING_DECLARED,
+) -> Verdict:
     """Decide which durabilities the server may promise.
 
     ``minimum`` is the configured minimum durability; ``replicas`` the number of replicas that
-    AllReplicas waits for, 0 if that profile is not offered.
+    AllReplicas waits for, 0 if that profile is not offered. ``in_cluster``: the settings name a cluster.
+    A declaration applies only to what the server hides. The self-test of the identity has no declaration.
     """
+    facts, texts, ignored = _with_declared(facts, declared)
     promises = _promises(facts, replicas)
     verdict = Verdict(promises)
     refusals = [*_identity_refusals(facts), *_setting_refusals(facts, minimum)]
+    if facts.is_in_cluster and not in_cluster:
+        refusals.append(
+            "the server is a node of a cluster, and the URL names a single server: write"
+            " redis+cluster://host:port,host:port"
+        )
     if minimum not in promises:
         refusals.append(
             f"the server can promise at most durability {verdict.strongest.value}, and the "
             f"configuration asks for {minimum.value}: change appendfsync or add replicas"
         )
-    warnings = []
-    if facts.replicas and facts.replicas_min_to_write == 0:
+    warnings = ignored
+    if facts.replicas and facts.replicas_min_to_write == 0 and not in_cluster:
         warnings.append(
             "min-replicas-to-write is 0: a primary without connection to its replicas continues to accept writes "
             "that a failover loses; set it to 1"
         )
-    return Verdict(promises, tuple(refusals), tuple(warnings))
+    return Verdict(promises, tuple(refusals), tuple(warnings), texts)
+
+
+def _with_declared(
+    facts: ServerFacts, declared: Declared
+) -> tuple[ServerFacts, tuple[str, ...], list[str]]:
+    """The facts with what is declared in place of what is hidden, what was declared, and warnings."""
+    texts, warnings = [], []
+    if declared.durability is not None:
+        if facts.append_sync:
+            warnings.append(
+                "redis_declared_durability is ignored: the server answers CONFIG, so its settings count"
+            )
+        elif declared.durability is not Durability.NONE:
+            texts.append(f"durability {declared.durability.value}")
+            is_local = declared.durability is Durability.LOCAL
+            facts = replace(
+                facts,
+                has_append_only_file=True,
+                append_sync="always",
+                replicas=0 if is_local else facts.replicas,
+            )
+    if declared.noeviction:
+        if facts.eviction_policy:
+            warnings.append(
+                "redis_declared_noeviction is ignored: the server shows its maxmemory-policy"
+            )
+        else:
+            texts.append("memory policy noeviction")
+            facts = replace(facts, eviction_policy="noeviction")
+    return facts, tuple(texts), warnings
 
 
 def _promises(facts: ServerFacts, replicas: int) -> frozenset[Durability]:
@@ -153,9 +220,73 @@ def _setting_refusals(facts: ServerFacts, minimum: Durability) -> list[str]:
     return refusals
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """The facts about the primaries of a cluster, by their addresses, and the number of all its primaries."""
+
+    primaries: int
+    answered: Mapping[str, ServerFacts]
+    failures: Mapping[str, str]
+
+
+async def check_cluster(settings: RedisSettings) -> ClusterFacts:
+    """Read the facts about every primary of a cluster. Raises Undecided if none is known."""
+    topology = Topology(settings)
+    try:
+        shards = (await topology.refreshed()).shards()
+    finally:
+        await topology.close()
+    endpoints = [topology.endpoint_of(shard.primary.address) for shard in shards]
+    found = await asyncio.gather(
+        *(check_at(endpoint, settings) for endpoint in endpoints), return_exceptions=True
+    )
+    answered: dict[str, ServerFacts] = {}
+    failures: dict[str, str] = {}
+    for endpoint, facts in zip(endpoints, found, strict=True):
+        if isinstance(facts, ServerFacts):
+            answered[str(endpoint)] = facts
+        elif isinstance(facts, Undecided):
+            failures[str(endpoint)] = str(facts)
+        else:
+            raise facts
+    return ClusterFacts(len(shards), answered, failures)
+
+
+def judge_cluster(
+    found: ClusterFacts,
+    minimum: Durability,
+    *,
+    replicas: int = 0,
+    declared: Declared = NOTHING_DECLARED,
+) -> Verdict:
+    """Decide what a cluster may promise: what each of the primaries that answered may promise."""
+    promises = frozenset(Durability)
+    refusals: list[str] = []
+    warnings: list[str] = []
+    texts: dict[str, None] = {}
+    if found.primaries < PRIMARIES_MIN:
+        warnings.append(
+            f"the cluster has {found.primaries} primaries: when one is lost, the others are not a majority and elect"
+            f" no replica in its place; use at least {PRIMARIES_MIN}"
+        )
+    for name, facts in found.answered.items():
+        verdict = judge(facts, minimum, replicas=replicas, in_cluster=True, declared=declared)
+        promises &= verdict.promises
+        refusals += [f"{name}: {text}" for text in verdict.refusals]
+        warnings += [f"{name}: {text}" for text in verdict.warnings]
+        texts |= dict.fromkeys(verdict.declared)
+    for name, reason in found.failures.items():
+        warnings.append(f"{name} could not be checked: {reason}")
+    return Verdict(promises, tuple(refusals), tuple(warnings), tuple(texts))
+
+
 async def check_server(settings: RedisSettings) -> ServerFacts:
     """Read the facts about the primary of the settings. Raises Undecided if it does not answer."""
-    endpoint = await find_primary(settings)
+    return await check_at(await find_primary(settings), settings)
+
+
+async def check_at(endpoint: Endpoint, settings: RedisSettings) -> ServerFacts:
+    """Read the facts about one server. Raises Undecided if it does not answer."""
     try:
         async with connected(endpoint, settings.call_timeout_seconds) as connection:
             return await _read_facts(connection, endpoint)
@@ -186,6 +317,7 @@ async def _read_facts(connection: RedisConnection, endpoint: Endpoint) -> Server
         has_append_only_file=persistence.get("aof_enabled") == "1",
         append_sync=_value(append_sync),
         replicas_min_to_write=int(_value(replicas_min)) if _value(replicas_min) else None,
+        is_in_cluster=(await _info(connection, "cluster")).get("cluster_enabled") == "1",
         guard_replids=tuple(reply.decode() for reply in guard if isinstance(reply, bytes)),
         user=user,
         allowed=await _allowed(connection) if user else (),

@@ -1,20 +1,21 @@
-"""RedisLogStore: the log store on Redis >= 7.0 or Valkey >= 8.
+"""RedisLogStore: the log store on Redis >= 7.0 or Valkey >= 8, one primary or a cluster.
 
-Two connections, each opened by the first call that needs it: one carries the guarded writes in the
-order of the calls, one the reads and the housekeeping, so that a long read never delays a write.
-script_calls.py and scripts/ contain the scripts, primary.py finds the primary. There are no
-background tasks: the caller waits.
+Two connections to each primary, each opened by the first call that needs it: one carries the guarded writes in
+the order of the calls, one the reads, the staged parts and the settings, so that a long read never delays a write.
+script_calls.py and scripts/ contain the scripts and channel.py the connections; primary.py and topology.py find the
+primaries. There are no background tasks: the caller waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
-
-import hiredis
+from dataclasses import dataclass, field, replace
 
 from onewriter_broker.log.store import blocks, keys
 from onewriter_broker.log.store.api import (
+    UNWRITTEN,
     Append,
     Binding,
     BrokenKey,
@@ -25,24 +26,34 @@ from onewriter_broker.log.store.api import (
     Outcome,
     OwnedRecord,
     OwnWrite,
+    ShardBeats,
+    ShardState,
     StoredBlock,
     Unit,
 )
 from onewriter_broker.log.store.redis import script_calls
+from onewriter_broker.log.store.redis.bound_reads import BoundReads
+from onewriter_broker.log.store.redis.channel import (
+    ClusterChannel,
+    PrimaryChannel,
+    StoreChannel,
+    first_key,
+)
+from onewriter_broker.log.store.redis.cluster import Cluster
 from onewriter_broker.log.store.redis.compacted import RedisCompactedStore
-from onewriter_broker.log.store.redis.connection import RedisConnection, Reply
+from onewriter_broker.log.store.redis.connection import Reply
 from onewriter_broker.log.store.redis.primary import (
     Open,
     Primary,
     RedisSettings,
-    find_primary,
     open_primary,
     parse_info,
 )
 from onewriter_broker.log.store.redis.script_calls import Word
 from onewriter_broker.log.store.redis.staged_parts import RedisStagedStore
 from onewriter_broker.ticks import Ticks
-from onewriter_core.errors import OnewriterError, Undecided
+from onewriter_core.cluster_views import Shard, slot_of
+from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.log_format.field_names import MARKER_FIELDS_RESERVED, STATE_FIELDS_RESERVED
 
@@ -50,41 +61,104 @@ NO_REPLID = "0" * 40
 """A server's value for an unknown previous dataset."""
 
 AUDIT_RECORDS_PER_TICK = 100
-"""Audit records that are parsed in one iteration of the event loop: one or two milliseconds."""
+"""Audit records that are parsed in one tick of the event loop, in one or two milliseconds."""
 
-_UNIT_FIELDS = ("gen", "owner", "version", "lastLedger", "born", "format")
+MEMBERS_SECONDS_MAX = 0.3
+"""Time limit of a command for the heartbeats on one shard of a cluster. Writing and reading heartbeats must both fit
+into the interval between two heartbeats."""
 
-_START_OVER = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED", "NOAUTH", "UNBLOCKED", "NOSCRIPT")
-"""Errors after which the connection may not lead to a primary with our scripts: reconnect.
+_OBSERVATION_COMMANDS: Sequence[list[Word]] = (["INFO", "replication"], ["INFO", "memory"])
 
-NOSCRIPT is one of them, although nothing was executed: if this module sent the call again, it could overtake
-other calls; the caller's own retry cannot.
-"""
+_HEALTH_COMMANDS: Sequence[list[Word]] = (["INFO", "persistence"], ["INFO", "debug"])
+
+_FAULTS: Mapping[str, str] = {
+    "aof_last_write_status": UNWRITTEN,
+    "aof_last_bgrewrite_status": "the append-only file could not be rewritten",
+    "rdb_last_bgsave_status": "a snapshot could not be saved",
+}
+"""The meaning of a field of INFO persistence that is not ``ok``."""
+
+_UNIT_FIELDS = ("gen", "owner", "version", "lastLedger", "born", "format", "replid")
+
+
+@dataclass(slots=True)
+class _ReplicaCounts:
+    """The WAIT requests on one connection, which count the replicas that have its writes."""
+
+    primary: Primary
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    answered: int = 0
+    """The number of requests that were answered."""
+    replicas: int = 0
+    """The answer to the last one."""
 
 
 class RedisLogStore:
-    """One shard. Implements LogStore (api.py), which documents the methods."""
+    """Implements LogStore (api.py), which documents the methods."""
 
     def __init__(self, settings: RedisSettings, open_: Open = open_primary) -> None:
-        """``open_`` opens a connection to the primary, which replaces the given one, if any."""
+        """``open_`` opens a connection to the primary, unless the store is a cluster."""
         self._settings = settings
         self._keys = keys.Keys(settings.buckets)
-        self._writes = _Channel(settings, open_)
-        self._reads = _Channel(settings, open_)
-        # The connection and the dataset of the last write that a WAIT may confirm.
-        self._confirmable: tuple[Primary, str] | None = None
+        self._writes: StoreChannel
+        self._reads: StoreChannel
+        self._cluster: Cluster | None = None
+        if settings.is_cluster:
+            self._cluster = Cluster(settings, self._keys)
+            self._writes, self._reads = self._cluster.writes, self._cluster.reads
+        else:
+            self._writes = PrimaryChannel(settings, open_)
+            self._reads = PrimaryChannel(settings, open_)
+        # By run_id of the server process: the connection and the dataset of the last write there, for ``commit``.
+        self._last_writes: dict[str, tuple[Primary, str]] = {}
+        self._replica_counts: dict[tuple[str, int], _ReplicaCounts] = {}
+        self._bound_reads = BoundReads(self._reads, self._slot_of)
         self.compacted = RedisCompactedStore(self._keys, self._send_one, self._read)
-        self.staged = RedisStagedStore(self._keys, self._send_aside)
+        self.staged = RedisStagedStore(self._keys, self._send_to_reads)
+
+    @property
+    def is_sharded(self) -> bool:
+        return self._cluster is not None
 
     async def observe(self, buckets: Sequence[int]) -> Observation:
-        commands: list[list[Word]] = [["INFO", "replication"], ["INFO", "memory"]]
-        commands += [["HMGET", self._keys.unit(bucket), *_UNIT_FIELDS] for bucket in buckets]
+        units = [["HMGET", self._keys.unit(bucket), *_UNIT_FIELDS] for bucket in buckets]
         await self._writes.leave_deposed()
-        replies = (await self._writes.send(commands))[1]
+        primary, replies = await self._writes.send([*_OBSERVATION_COMMANDS, *units])
+        return self._observed(primary, replies, buckets)
+
+    async def observe_shards(self) -> list[ShardState]:
+        if self._cluster is None:
+            seen = await self.observe([])
+            _, replies = await self._writes.send(_HEALTH_COMMANDS)
+            seen = with_health(seen, replies)
+            return [ShardState("", None, seen)]
+        found = await self._cluster.shards()
+        return await asyncio.gather(*(self._observe_shard(*each) for each in found))
+
+    async def _observe_shard(self, shard: Shard, buckets: Sequence[int]) -> ShardState:
+        host, port = shard.primary.address
+        name, seen, problem = f"{host}:{port}", None, ""
+        try:
+            words = [*_OBSERVATION_COMMANDS, *_HEALTH_COMMANDS]
+            primary, replies = await self._cluster_channel().send_to(shard.primary.address, words)
+            seen = with_health(self._observed(primary, replies, ()), replies)
+        except Undecided as error:
+            problem = str(error)
+        return ShardState(name, frozenset(buckets), seen, problem)
+
+    def _cluster_channel(self) -> ClusterChannel:
+        if self._cluster is None:
+            raise ValueError("the store is not a cluster")
+        return self._cluster.reads
+
+    def _observed(
+        self, primary: Primary, replies: Sequence[Reply], buckets: Sequence[int]
+    ) -> Observation:
         replication, memory = parse_info(replies[0]), parse_info(replies[1])
+        units = replies[len(_OBSERVATION_COMMANDS) :][: len(buckets)]
         is_primary = replication.get("role") == "master"
         if not is_primary:
-            self._writes.drop()
+            primary.connection.close()
         previous = replication.get("master_replid2", NO_REPLID)
         return Observation(
             replid=replication.get("master_replid", ""),
@@ -93,71 +167,112 @@ class RedisLogStore:
             replicas=int(replication.get("connected_slaves", "0")),
             units={
                 bucket: _unit(self._keys.unit(bucket), reply)
-                for bucket, reply in zip(buckets, replies[2:], strict=True)
+                for bucket, reply in zip(buckets, units, strict=True)
             },
             memory_bytes_used=int(memory.get("used_memory", "0")),
             memory_bytes_max=int(memory.get("maxmemory", "0")),
+            replication_lag_bytes=_lag_bytes(replication),
         )
 
-    async def bear(self, bucket: int, birthmark: str) -> None:
+    async def write_birthmark(self, bucket: int, birthmark: str) -> None:
         await self._writes.send([["HSET", self._keys.unit(bucket), "born", birthmark]])
+
+    async def note_replid(
+        self, bucket: int, replid: str, observed: int, registered: int
+    ) -> Outcome:
+        words = script_calls.note_replid(self._keys, bucket, replid, observed, registered)
+        _, (reply,) = await self._writes.send([words])
+        return script_calls.outcome(reply)
+
+    async def replicate(self, bucket: int) -> bool:
+        words: list[Word] = ["HSET", self._keys.unit(bucket), "beat", "replicate"]
+        primary, _ = await self._writes.send([words])
+        needed = self._replicas(primary)
+        return needed == 0 or await self._replicated(primary, needed) >= needed
 
     async def stamp(self, binding: Binding, *, birthmark: str = "") -> Outcome:
         words = script_calls.stamp(self._keys, binding, birthmark=birthmark)
         return await self._write(words, binding, confirms=True)
 
-    async def fence(self, fence: Fence) -> Outcome:
-        for log in fence.logs:
+    async def fence(self, fences: Sequence[Fence]) -> list[Outcome | BrokenKey]:
+        if not fences:
+            return []
+        for log in (log for fence in fences for log in fence.logs):
             blocks.check_fields(log.marker, MARKER_FIELDS_RESERVED)
             blocks.check_fields(log.state, STATE_FIELDS_RESERVED)
-        words = script_calls.fence(self._keys, fence, self._settings.audit_records_max)
-        return await self._write(words, fence.binding, confirms=True)
+        if self._cluster is not None and len({each.binding.bucket for each in fences}) > 1:
+            raise ValueError("in a cluster, a call fences logs of one bucket")
+        words, order = script_calls.fence(self._keys, fences, self._settings.audit_records_max)
+        primary, (reply,) = await self._writes.send([words])
+        outcomes = script_calls.outcomes(reply, order)
+        for fence, outcome in zip(fences, outcomes, strict=True):
+            if outcome is Outcome.DONE:
+                self._note_write(primary, fence.binding.replid)
+        return outcomes
 
     async def append(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
         if not appends:
             return []
         for item in appends:
             blocks.check_append(item)
+        if self._cluster is not None and len({item.binding.bucket for item in appends}) > 1:
+            raise ValueError("in a cluster, a call appends to one bucket")
         words, order = script_calls.append(self._keys, appends)
         primary, (reply,) = await self._writes.send([words])
-        outcomes = script_calls.append_outcomes(reply, order)
+        outcomes = script_calls.outcomes(reply, order)
         for item, outcome in zip(appends, outcomes, strict=True):
             if outcome is Outcome.DONE:
-                self._confirmable = (primary, item.binding.replid)
+                self._note_write(primary, item.binding.replid)
         return outcomes
 
     async def append_together(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
         blocks.check_together(appends)
         primary, (reply,) = await self._writes.send([script_calls.together(self._keys, appends)])
-        outcomes = script_calls.append_outcomes(reply, range(len(appends)))
+        outcomes = script_calls.outcomes(reply, range(len(appends)))
         if Outcome.DONE in outcomes:
-            self._confirmable = (primary, appends[0].binding.replid)
+            self._note_write(primary, appends[0].binding.replid)
         return outcomes
 
     async def commit(self, durability: Durability, *, replid: str = "") -> bool:
         if durability is Durability.NONE:
             return True
-        if self._confirmable is None:
-            raise Undecided("no write was made that could be committed")
-        primary, written = self._confirmable
-        if replid not in {"", written}:
-            raise Undecided("the last write went to another dataset than the one to commit")
-        timeout_ms = int(self._settings.commit_timeout_seconds * 1000)
-        words: list[Word]
+        primary = self._connection_of_last_write(replid)
         match durability:
             case Durability.LOCAL:
-                # Not by WAITAOF under everysec: sent after the write's reply it was answered at
-                # once, before any sync (measured on Valkey 9.1.2).
+                # WAITAOF cannot prove it under `appendfsync everysec`: Valkey 9.1.2 answers at once, before the sync, if
+                # it is sent after the write's reply.
                 return primary.syncs_always
             case Durability.REPLICATED:
-                words, needed = ["WAIT", 1, timeout_ms], 1
+                needed = 1
             case Durability.ALL_REPLICAS:
-                needed = max(1, self._settings.replicas)
-                words = ["WAIT", needed, timeout_ms]
-        patience_seconds = self._settings.commit_timeout_seconds
-        (reply,) = (await self._writes.send([words], on=primary, patience=patience_seconds))[1]
-        reached = reply[0] if isinstance(reply, list) and reply else reply
-        return isinstance(reached, int) and reached >= needed
+                needed = max(1, self._replicas(primary))
+        return await self._replicated(primary, needed) >= needed
+
+    def _replicas(self, primary: Primary) -> int:
+        """The number of replicas that are configured; in a cluster also those that have failed."""
+        if self._cluster is None:
+            return self._settings.replicas
+        return max(self._settings.replicas, self._cluster.replicas_of(primary.endpoint))
+
+    async def _replicated(self, primary: Primary, needed: int) -> int:
+        """The number of replicas that have all writes made over this connection before the call.
+
+        The buckets of one primary call at the same time, so callers share the next WAIT that is sent after their calls.
+        """
+        counts = self._replica_counts.get((primary.run_id, needed))
+        if counts is None or counts.primary is not primary:
+            counts = self._replica_counts[primary.run_id, needed] = _ReplicaCounts(primary)
+        # A WAIT that is under way was sent before this call, so it does not count.
+        wanted = counts.answered + (2 if counts.lock.locked() else 1)
+        async with counts.lock:
+            if counts.answered < wanted:
+                seconds = self._settings.commit_timeout_seconds
+                words: list[Word] = ["WAIT", needed, int(seconds * 1000)]
+                (reply,) = (await self._writes.send([words], on=primary, patience=seconds))[1]
+                replicas = reply[0] if isinstance(reply, list) and reply else reply
+                counts.replicas = replicas if isinstance(replicas, int) else 0
+                counts.answered += 1
+            return counts.replicas
 
     async def check(
         self, binding: Binding, topic: TopicName, token: str, *, marks: bool = False
@@ -166,7 +281,7 @@ class RedisLogStore:
         primary, (reply,) = await self._writes.send([words])
         answer = script_calls.epoch_status(reply)
         if marks and isinstance(answer, EpochStatus):
-            self._confirmable = (primary, binding.replid)
+            self._note_write(primary, binding.replid)
         return answer
 
     async def set_state(
@@ -179,6 +294,19 @@ class RedisLogStore:
     ) -> Outcome:
         blocks.check_state_changes(fields, remove)
         words = script_calls.set_state(self._keys, binding, topic, token, fields, remove)
+        return await self._write(words, binding)
+
+    async def swap_state(
+        self,
+        binding: Binding,
+        topic: TopicName,
+        token: str,
+        field: str,
+        expected: str | None,
+        value: str | None,
+    ) -> Outcome:
+        blocks.check_state_changes({}, [field])
+        words = script_calls.swap_state(self._keys, binding, topic, token, field, expected, value)
         return await self._write(words, binding)
 
     async def trim(
@@ -206,7 +334,9 @@ class RedisLogStore:
         return await self._write(words, binding)
 
     async def read_state(self, topic: TopicName, *, replid: str = "") -> dict[str, str]:
-        return _hash(await self._read(["HGETALL", self._keys.state(topic)], replid))
+        return _hash(
+            await self._read(["HGETALL", self._keys.state(topic)], replid), are_names_shared=True
+        )
 
     async def own(self, write: OwnWrite) -> Outcome:
         words = script_calls.own(self._keys, write, self._settings.audit_records_max)
@@ -241,7 +371,8 @@ class RedisLogStore:
         key = self._keys.log(topic)
         low, high = str(start), "+" if end is None else str(end)
         command, first, second = ("XREVRANGE", high, low) if reverse else ("XRANGE", low, high)
-        reply = await self._read([command, key, first, second, "COUNT", count], replid)
+        words: list[Word] = [command, key, first, second, "COUNT", count]
+        reply = await self._read(words, replid, blocks=count)
         return [blocks.decode_entry(key, entry_id, fields) for entry_id, fields in _entries(reply)]
 
     async def read_audit(
@@ -257,13 +388,48 @@ class RedisLogStore:
         return found
 
     async def beat(self, member: str, value: str) -> None:
-        await self._read(["HSET", keys.MEMBERS, member, value])
+        await self._to_members(["HSET", member, value])
 
-    async def members(self) -> dict[str, str]:
-        return _hash(await self._read(["HGETALL", keys.MEMBERS]))
+    async def members(self) -> list[ShardBeats]:
+        found = await self._to_members(["HGETALL"])
+        return [ShardBeats(buckets, _hash(reply)) for buckets, reply in found]
 
     async def forget_member(self, member: str) -> None:
-        await self._read(["HDEL", keys.MEMBERS, member])
+        await self._to_members(["HDEL", member])
+
+    async def _to_members(
+        self, words: Sequence[Word]
+    ) -> Sequence[tuple[frozenset[int] | None, Reply]]:
+        """Send a command for the key of the heartbeats. A cluster has one such key on each shard.
+
+        Returns the replies of the shards that answer, each with the shard's buckets (None: all). Raises the error of a
+        shard only if no shard answered, or if it is not Undecided.
+        """
+        if self._cluster is None:
+            return [(None, await self._read([words[0], keys.MEMBERS, *words[1:]]))]
+        placed = await self._cluster.member_keys()
+        found = await asyncio.gather(
+            *(self._to_shard([words[0], key, *words[1:]]) for key, _ in placed),
+            return_exceptions=True,
+        )
+        answers = [
+            (buckets, reply)
+            for (_, buckets), reply in zip(placed, found, strict=True)
+            if not isinstance(reply, BaseException)
+        ]
+        for reply in found:
+            if isinstance(reply, BaseException) and not (isinstance(reply, Undecided) and answers):
+                raise reply
+        return answers
+
+    async def _to_shard(self, words: Sequence[Word]) -> Reply:
+        """One command for a heartbeat key. A shard that hangs must not delay those that answer."""
+        try:
+            async with asyncio.timeout(MEMBERS_SECONDS_MAX):
+                return await self._read(words)
+        except TimeoutError as error:
+            text = f"the shard with {words[1]!s} did not answer within {MEMBERS_SECONDS_MAX} s"
+            raise Undecided(text) from error
 
     async def read_settings(self) -> dict[str, str]:
         return _hash(await self._read(["HGETALL", keys.SETTINGS]))
@@ -275,7 +441,8 @@ class RedisLogStore:
             commands.append(["HSET", keys.SETTINGS, *pairs])
         if remove:
             commands.append(["HDEL", keys.SETTINGS, *remove])
-        await self._reads.send(commands)
+        if commands:
+            await self._reads.send(commands)
 
     async def settle_setting(self, name: str, value: str) -> str:
         words = script_calls.settle_setting(name, value)
@@ -284,6 +451,9 @@ class RedisLogStore:
     async def close(self) -> None:
         await self._writes.close()
         await self._reads.close()
+        await self._bound_reads.close()
+        if self._cluster is not None:
+            await self._cluster.topology.close()
 
     async def _write(
         self, words: Sequence[Word], binding: Binding, *, confirms: bool = False
@@ -291,153 +461,101 @@ class RedisLogStore:
         primary, (reply,) = await self._writes.send([words])
         outcome = script_calls.outcome(reply)
         if confirms and outcome is Outcome.DONE:
-            self._confirmable = (primary, binding.replid)
+            self._note_write(primary, binding.replid)
         return outcome
+
+    def _note_write(self, primary: Primary, replid: str) -> None:
+        known = self._last_writes.get(primary.run_id)
+        # A new server process replaces the former one; in a cluster, those whose connections are closed.
+        if known is None:
+            self._last_writes = {
+                run_id: each
+                for run_id, each in self._last_writes.items()
+                if self._cluster is not None and each[0].connection.is_open
+            }
+            self._replica_counts = {
+                key: each
+                for key, each in self._replica_counts.items()
+                if key[0] in self._last_writes
+            }
+        elif known[0] is primary and known[1] == replid:
+            return
+        self._last_writes[primary.run_id] = (primary, replid)
+
+    def _connection_of_last_write(self, replid: str) -> Primary:
+        """The connection of the last write to a dataset; of the last write at all if ``replid`` is empty.
+
+        Raises Undecided if there is none.
+        """
+        if not self._last_writes:
+            raise Undecided(
+                "there is no write to commit: this broker has written nothing since it connected"
+            )
+        for primary, written in self._last_writes.values():
+            if replid in {"", written}:
+                return primary
+        raise Undecided(f"the last write did not go to dataset {replid}")
 
     async def _send_one(self, words: Sequence[Word]) -> Reply:
         return (await self._writes.send([words]))[1][0]
 
-    async def _send_aside(self, commands: Sequence[Sequence[Word]]) -> list[Reply]:
+    async def _send_to_reads(self, commands: Sequence[Sequence[Word]]) -> list[Reply]:
         return (await self._reads.send(commands))[1]
 
-    async def _read(self, words: Sequence[Word], replid: str = "") -> Reply:
+    async def _read(self, words: Sequence[Word], replid: str = "", *, blocks: int = 0) -> Reply:
         if not replid:
             return (await self._reads.send([words]))[1][0]
-        commands: list[Sequence[Word]] = [["MULTI"], ["INFO", "replication"], words, ["EXEC"]]
-        results = (await self._reads.send(commands))[1][3]
-        if not isinstance(results, list) or len(results) != 2:
-            raise Undecided(f"the store answered {str(results)[:200]} to a read")
-        if isinstance(results[1], hiredis.ReplyError):
-            raise _error_of(words, results[1]) from results[1]
-        found = parse_info(results[0]).get("master_replid")
-        if found != replid:
-            self._reads.drop()
-            raise Undecided(f"read from dataset {found}, not {replid}")
-        return results[1]
+        return await self._bound_reads.read(words, replid, blocks=blocks)
+
+    def _slot_of(self, words: Sequence[Word]) -> int:
+        return 0 if self._cluster is None else slot_of(first_key([words]))
 
 
-class _Channel:
-    """A connection that is opened when needed; commands go out in the order of the calls."""
-
-    def __init__(self, settings: RedisSettings, open_: Open) -> None:
-        self._settings = settings
-        self._open = open_
-        # The lock is fair, so it keeps the order of the calls; it is held until the commands are in the socket.
-        self._turn = asyncio.Lock()
-        self._primary: Primary | None = None
-        self._closed = False
-
-    async def send(
-        self,
-        commands: Sequence[Sequence[Word]],
-        *,
-        on: Primary | None = None,
-        patience: float = 0.0,
-    ) -> tuple[Primary, list[Reply]]:
-        """Send pipelined commands. Returns their replies, and the connection that carried them.
-
-        ``on``: only over that connection. ``patience``: additional seconds that the server was asked
-        to wait. Raises Undecided if a command failed or got no answer in time, BrokenKey if a command
-        found a key of another type.
-        """
-        try:
-            async with asyncio.timeout(self._settings.call_timeout_seconds + patience):
-                async with self._turn:
-                    primary = await self._connected(on)
-                    connection = primary.connection
-                    await connection.writable()
-                    awaited = [connection.submit(words) for words in commands]
-                replies = [await reply for reply in awaited]
-        except ConnectionError as error:
-            raise Undecided(str(error)) from error
-        except TimeoutError as error:
-            self.drop()
-            raise Undecided("the store did not answer in time") from error
-        for words, reply in zip(commands, replies, strict=True):
-            self._raise_for_error(words, reply, connection)
-        return primary, replies
-
-    async def ready(self) -> Primary:
-        """The open connection; opens one if there is none. Raises Undecided."""
-        async with self._turn:
-            return await self._connected(None)
-
-    async def leave_deposed(self) -> None:
-        """Close a connection to a node that is no longer the primary according to the Sentinels.
-
-        A primary that was cut off stays writable until it is demoted, and keeps its connections.
-        """
-        primary = self._primary
-        if primary is None or not self._settings.sentinels:
-            return
-        try:
-            endpoint = await find_primary(self._settings)
-        except Undecided:
-            return  # no Sentinel answers: the node's own report must suffice, and the guards decide
-        if endpoint != primary.endpoint:
-            primary.connection.close()
-
-    def drop(self) -> None:
-        """Drop the connection, so that the next call searches for the primary again."""
-        if self._primary is not None:
-            self._primary.connection.close()
-
-    async def close(self) -> None:
-        """Close the connection permanently."""
-        self._closed = True
-        self.drop()
-        if self._primary is not None:
-            await self._primary.connection.wait_closed()
-
-    async def _connected(self, on: Primary | None) -> Primary:
-        if self._closed:
-            raise Undecided("the store is closed")
-        primary = self._primary
-        if primary is not None and primary.connection.is_open:
-            if on is None or on is primary:
-                return primary
-        elif on is None:
-            self._primary = await self._open(self._settings, primary)
-            return self._primary
-        raise Undecided("the connection that carried these writes is gone")
-
-    def _raise_for_error(
-        self, words: Sequence[Word], reply: Reply, connection: RedisConnection
-    ) -> None:
-        if isinstance(reply, ConnectionError):
-            raise Undecided(str(reply)) from reply
-        if isinstance(reply, hiredis.ReplyError):
-            if str(reply).startswith(_START_OVER):
-                connection.close()
-            raise _error_of(words, reply) from reply
-
-
-def _error_of(words: Sequence[Word], reply: hiredis.ReplyError) -> OnewriterError:
-    """The error for the server's error reply to a command; scripts report broken keys themselves."""
-    text = str(reply)
-    if text.startswith("WRONGTYPE"):
-        return BrokenKey(f"{words[1]!s}: {text}")
-    return Undecided(f"the store refused: {text}")
+def _lag_bytes(replication: Mapping[str, str]) -> int:
+    """Bytes that the slowest connected replica lacks; 0 without replicas."""
+    offset = int(replication.get("master_repl_offset", "0"))
+    lags = [0]
+    for name, value in replication.items():
+        if name.startswith("slave") and name[5:].isdigit():
+            fields = dict(pair.partition("=")[::2] for pair in value.split(","))
+            lags.append(offset - int(fields.get("offset", "0")))
+    return max(lags)
 
 
 def _text(word: Reply) -> str:
     # Values that other programs wrote may be invalid UTF-8; a reader must accept them.
-    return word.decode(errors="replace") if isinstance(word, bytes) else str(word)
+    return word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word)
 
 
 def _entries(reply: Reply) -> list[tuple[bytes, list[bytes]]]:
-    """A range of stream entries: id and flat field list each."""
+    """The entries of a stream range: the id and the flat list of fields of each."""
     return [(entry[0], entry[1]) for entry in reply] if isinstance(reply, list) else []
 
 
-def _hash(reply: Reply) -> dict[str, str]:
+def with_health(seen: Observation, replies: Sequence[Reply]) -> Observation:
+    """Add the server's report on its files, from the replies to ``_HEALTH_COMMANDS``, the last ones of ``replies``."""
+    persistence, debug = (parse_info(reply) for reply in replies[-len(_HEALTH_COMMANDS) :])
+    return replace(
+        seen,
+        sync_seconds=int(debug.get("eventloop_duration_aof_sum", "0")) / 1_000_000,
+        faults=tuple(
+            text for field, text in _FAULTS.items() if persistence.get(field, "ok") != "ok"
+        ),
+    )
+
+
+def _hash(reply: Reply, *, are_names_shared: bool = False) -> dict[str, str]:
+    """The fields of a hash. ``are_names_shared``: many hashes in memory have the same names."""
     words = reply if isinstance(reply, list) else []
-    return {_text(name): _text(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+    names = map(_text, words[::2])
+    if are_names_shared:
+        names = map(sys.intern, names)
+    return dict(zip(names, map(_text, words[1::2]), strict=True))
 
 
 def _unit(key: str, reply: Reply) -> Unit:
     words = reply if isinstance(reply, list) else [None] * len(_UNIT_FIELDS)
-    generation, owner, version, last_ledger, birthmark, log_format = (
+    generation, owner, version, last_ledger, birthmark, log_format, note = (
         "" if word is None else _text(word) for word in words
     )
     try:
@@ -448,6 +566,7 @@ def _unit(key: str, reply: Reply) -> Unit:
             last_ledger=int(last_ledger or 0),
             birthmark=birthmark,
             format=int(log_format or 0),
+            note=note,
         )
     except ValueError as error:
         raise BrokenKey(f"{key}: {error}") from error

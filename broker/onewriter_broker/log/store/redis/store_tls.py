@@ -111,13 +111,13 @@ class StoreTls:
 
     def _distrust(self, error: ssl.SSLCertVerificationError, host: str) -> str:
         """Why the store's certificate was refused."""
-        code, said = error.verify_code, error.verify_message
+        code, message = error.verify_code, error.verify_message
         if code in _UNKNOWN_AUTHORITY:
             trusted = (
                 f"redis_ca_file {self.ca_file}" if self.ca_file else "the system's authorities"
             )
             hint = "" if self.ca_file else ": set redis_ca_file to the file with its authority"
-            return f"no authority in {trusted} signed the store's certificate ({said}){hint}"
+            return f"no authority in {trusted} signed the store's certificate ({message}){hint}"
         if code == _EXPIRED:
             return "the store's certificate, or that of its authority, has expired: renew it"
         if code == _NOT_YET_VALID:
@@ -125,9 +125,9 @@ class StoreTls:
         if code in _OTHER_NAME:
             return (
                 f"the store's certificate is not for {self.name_for(host)!r}: set redis_server_name to a"
-                f" name that it has ({said})"
+                f" name that it has ({message})"
             )
-        return f"the store's certificate is refused: {said}"
+        return f"the store's certificate is refused: {message}"
 
 
 def _no_password() -> str:

@@ -1,18 +1,4 @@
 -- Blocks: an include of append.lua and together.lua, after guard.lua and publish.lua; not a script itself.
---
--- The functions next_* read KEYS and ARGV one after the other, from `key` and `at` on.
-
-local key, at = 0, 1
-
-local function next_key()
-  key = key + 1
-  return KEYS[key]
-end
-
-local function next_argument()
-  at = at + 1
-  return ARGV[at - 1]
-end
 
 local function at_or_below(left, right)
   local left_ledger, left_entry = string.match(left, '^(%d+)-(%d+)$')
@@ -22,7 +8,7 @@ local function at_or_below(left, right)
   return tonumber(left_entry) <= tonumber(right_entry)
 end
 
--- The answer for a block that may not be appended (any more). An earlier attempt of it can only be stored
+-- The answer for a block that can no longer be appended. An earlier attempt of it can only be stored
 -- under its own id. Its absence is proof only while the log still begins at or below that id: a
 -- successor may have trimmed it.
 local function settle(stream, unit, is_owner, block)
@@ -33,7 +19,7 @@ local function settle(stream, unit, is_owner, block)
     for i = 1, #fields, 2 do
       if fields[i] == 'h' and fields[i + 1] == block.chain then
         if not is_owner then return 'UNKNOWN' end
-        -- WAIT counts this connection's last write; without one it would vouch for nothing.
+        -- WAIT waits for the last write of this connection, so the script writes at least once.
         redis.call('HSET', unit, 'beat', block.id)
         return 'OK'
       end

@@ -1,14 +1,14 @@
--- Prove that a log is served by the owner that asks, and say what its state holds.
+-- Prove that the calling owner serves a log, and return its epoch and its leader.
 --
 -- KEYS  unit state
 -- ARGV  replid generation owner version token mark (1|0)
 -- Reply {epoch leads} | REFENCE | FENCED | LOST | BROKEN ...
 --
--- Invariant: numbers are answered only while the binding holds and the log carries its token: at that
--- moment no other broker has opened a ledger of this log in this dataset. With `mark` something is
--- written, so that WAIT has a write of this connection to vouch for.
+-- Invariant: the script returns numbers only while the binding holds and the log has the owner's token: at that
+-- moment no other broker has opened a ledger of this log in this dataset. With `mark` the script writes,
+-- so that WAIT waits for a write of this connection.
 
-local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
+local refused = binding_refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
 refused = token_refusal(KEYS[2], ARGV[5])
 if refused then return refused end

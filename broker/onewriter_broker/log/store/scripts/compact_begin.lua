@@ -4,9 +4,10 @@
 -- ARGV  replid generation owner version token, attempt (its slot's number first)
 -- Reply OK | REFENCE | FENCED | LOST | BROKEN ...
 --
--- Invariant: from OK on nothing of an earlier attempt enters; the slot that counts gets no attempt.
+-- Invariant: after OK, no write of an earlier attempt is accepted. The slot that readers use accepts no
+-- attempt.
 
-local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
+local refused = binding_refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
 refused = token_refusal(KEYS[2], ARGV[5])
 if refused then return refused end

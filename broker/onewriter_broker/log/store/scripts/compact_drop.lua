@@ -6,7 +6,7 @@
 --
 -- Invariant: the view that the state names stays as it is.
 
-local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
+local refused = binding_refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
 refused = token_refusal(KEYS[2], ARGV[5])
 if refused then return refused end

@@ -7,7 +7,7 @@
 -- Invariant: readers change from one whole view to the next in one step; a view of which something
 -- is missing never counts. Epochs, tokens and markers are not touched.
 
-local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
+local refused = binding_refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
 refused = token_refusal(KEYS[2], ARGV[5])
 if refused then return refused end

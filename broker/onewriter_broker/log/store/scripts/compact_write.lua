@@ -7,7 +7,7 @@
 -- Invariant: only the present attempt writes, only the log's owner has one, never to the slot that
 -- readers see, and each block once, in order.
 
-local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
+local refused = binding_refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
 refused = token_refusal(KEYS[2], ARGV[5])
 if refused then return refused end

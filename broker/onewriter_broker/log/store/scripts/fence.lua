@@ -1,22 +1,26 @@
--- Open a ledger for a group of logs, all or none. Runs after its includes guard.lua and publish.lua.
+-- Open ledgers for logs of any buckets. Runs after its includes guard.lua and publish.lua.
 --
--- KEYS  unit audit, then per log: stream state
--- ARGV  replid generation owner version ledger audit_records_max,
---       count of audit fields and values, those,
---       then per log: create (1|0), count of marker fields and values, those,
---                     count of state fields and values, those
--- Reply OK | REFENCE | FENCED | LOST | BROKEN ...
+-- KEYS  per bucket: unit audit, then per log of its fences: stream state
+-- ARGV  audit_records_max, count of buckets, then
+--       per bucket: replid generation owner version, count of fences
+--       per fence:  ledger, count of audit fields and values, those, count of logs
+--       per log:    create (1|0), count of marker fields and values, those,
+--                   count of state fields and values, those
+-- Reply one code per fence, in the order of ARGV: OK | REFENCE | FENCED | LOST | BROKEN ...
 --
 -- Invariant: the first entry of a ledger is its marker <ledger>-0. After OK, no entry of a lower ledger
 -- enters these logs: the marker's id is greater than all of theirs, and append.lua compares the token.
--- The script checks everything, also the audit's key, before its first write. It skips a log that
--- already has this marker and token, so a repeated call answers OK and audits once. It removes the
--- blocks of an uncommitted atomic publish: no reader has seen them, and nothing commits them later.
+-- A fence opens all its logs or none: everything that it depends on, also the audit's key, is checked
+-- before its first write. A fence that is refused changes nothing for the other fences of the call. A log
+-- that already has this marker and token is skipped, so a repeated call answers OK and audits once. A fence
+-- removes the blocks of an uncommitted atomic publish: no reader has seen them, and nothing commits them later.
 
-local unit, audit = KEYS[1], KEYS[2]
-local replid, generation, owner, version, ledger, audit_records_max = unpack(ARGV, 1, 6)
-local token, marker_id = ledger .. ':' .. owner, ledger .. '-0'
-local at = 7
+local dataset, codes = dataset_here(), {}
+local audit_records_max = next_argument()
+
+-- The bucket and the fence that the loop at the end processes.
+local unit, audit, generation, owner, known
+local ledger, token, marker_id
 
 -- Reads a count and skips that many arguments; their first and last index.
 local function next_fields()
@@ -25,27 +29,27 @@ local function next_fields()
   return first, last
 end
 
-local function next_log(stream, state)
-  local log = { stream = stream, state = state, create = ARGV[at] == '1' }
-  at = at + 1
+local function next_log()
+  local log = { stream = next_key(), state = next_key(), create = next_argument() == '1' }
   log.marker_first, log.marker_last = next_fields()
   log.state_first, log.state_last = next_fields()
   return log
 end
 
-local refused = refusal(unit, dataset_here(), replid, generation, owner, version)
-if refused then return refused end
-local known = redis.call('HGET', unit, 'lastLedger')
-if known and not tonumber(known) then return not_a_number(unit, 'lastLedger') end
-known = known and tonumber(known)
-local audited = redis.pcall('XREVRANGE', audit, '+', '-', 'COUNT', 1)
-if broken(audit, audited) then return broken(audit, audited) end
+-- Reads the bucket's highest ledger; nil, or the code to answer for all fences of the bucket.
+local function read_bucket()
+  known = redis.call('HGET', unit, 'lastLedger')
+  if known and not tonumber(known) then return not_a_number(unit, 'lastLedger') end
+  known = known and tonumber(known)
+  local audited = redis.pcall('XREVRANGE', audit, '+', '-', 'COUNT', 1)
+  return broken(audit, audited)
+end
 
--- The log is at `last` already. A newer fence did that, or a foreign write; after a foreign write no
--- later ledger might ever be higher.
-local function overtaken(key, last)
+-- The log already has ledger `last`: a newer fence opened it, or a program other than a broker wrote it. In
+-- the second case no ledger of the bucket might ever be higher.
+local function overtaken(where, last)
   if not known or last <= known then return 'FENCED' end
-  return 'BROKEN ' .. key .. ': ledger ' .. last .. ' was never opened'
+  return 'BROKEN ' .. where .. ': ledger ' .. last .. ' was never opened'
 end
 
 local function is_my_marker(stream)
@@ -91,24 +95,42 @@ local function open_ledger(log)
   redis.call('HSET', log.state, 'tok', token, 'ledger', ledger)
 end
 
-local audit_first, audit_last = next_fields()
-local missing = {}
-for k = 3, #KEYS, 2 do
-  local log = next_log(KEYS[k], KEYS[k + 1])
-  local code = check(log)
-  if code and code ~= 'PRESENT' then return code end
-  if not code then missing[#missing + 1] = log end
-end
-if #missing == 0 then
-  -- WAIT counts this connection's last write; without one it would vouch for nothing.
-  redis.call('HSET', unit, 'beat', marker_id)
+-- Opens the logs of one fence, all or none; the code to answer.
+local function fence(logs, audit_first, audit_last)
+  local missing = {}
+  for _, log in ipairs(logs) do
+    local code = check(log)
+    if code and code ~= 'PRESENT' then return code end
+    if not code then missing[#missing + 1] = log end
+  end
+  if #missing == 0 then
+    -- WAIT waits for the last write of this connection, so the script writes at least once.
+    redis.call('HSET', unit, 'beat', marker_id)
+    return 'OK'
+  end
+  for _, log in ipairs(missing) do open_ledger(log) end
+  if not known or known < tonumber(ledger) then
+    redis.call('HSET', unit, 'lastLedger', ledger)
+    known = tonumber(ledger)
+  end
+  if audit_last >= audit_first then
+    redis.call('XADD', audit, 'MAXLEN', '~', audit_records_max, '*', unpack(ARGV, audit_first, audit_last))
+  end
   return 'OK'
 end
-for _, log in ipairs(missing) do open_ledger(log) end
-if not known or known < tonumber(ledger) then
-  redis.call('HSET', unit, 'lastLedger', ledger)
+
+for _ = 1, tonumber(next_argument()) do
+  local replid, version
+  unit, audit = next_key(), next_key()
+  replid, generation, owner, version = next_argument(), next_argument(), next_argument(), next_argument()
+  local refused = binding_refusal(unit, dataset, replid, generation, owner, version) or read_bucket()
+  for _ = 1, tonumber(next_argument()) do
+    ledger = next_argument()
+    token, marker_id = ledger .. ':' .. owner, ledger .. '-0'
+    local audit_first, audit_last = next_fields()
+    local logs = {}
+    for n = 1, tonumber(next_argument()) do logs[n] = next_log() end
+    codes[#codes + 1] = refused or fence(logs, audit_first, audit_last)
+  end
 end
-if audit_last >= audit_first then
-  redis.call('XADD', audit, 'MAXLEN', '~', audit_records_max, '*', unpack(ARGV, audit_first, audit_last))
-end
-return 'OK'
+return codes

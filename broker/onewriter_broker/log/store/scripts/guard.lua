@@ -10,12 +10,27 @@
 -- keys are not affected. Errors of the server's condition (full, read-only, too few replicas) do not
 -- belong to a key: they end the call, and the broker sends it again.
 
+-- The functions next_* read KEYS and ARGV one after the other. `key` is the index of the key that was read
+-- last, and `at` is the index of the next argument.
+
+local key, at = 0, 1
+
+local function next_key()
+  key = key + 1
+  return KEYS[key]
+end
+
+local function next_argument()
+  at = at + 1
+  return ARGV[at - 1]
+end
+
 local function dataset_here()
   return string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
 end
 
--- What a pcall answered means for its key: nil, or the code to answer. What a command says about
--- its own key and arguments begins with one of two words.
+-- nil if the reply is not an error; otherwise the code to answer. Errors about the key or its arguments begin
+-- with WRONGTYPE or ERR; all others end the call.
 local function broken(key, reply)
   if type(reply) ~= 'table' or not reply.err then return nil end
   local word = string.match(reply.err, '^%S+')
@@ -28,7 +43,7 @@ local function not_a_number(key, field)
 end
 
 -- nil when the binding holds, otherwise the code to answer.
-local function refusal(unit, dataset, replid, generation, owner, version)
+local function binding_refusal(unit, dataset, replid, generation, owner, version)
   if dataset ~= replid then return 'REFENCE' end
   local record = redis.pcall('HMGET', unit, 'gen', 'owner', 'version')
   if broken(unit, record) then return broken(unit, record) end
@@ -40,7 +55,7 @@ local function refusal(unit, dataset, replid, generation, owner, version)
   return nil
 end
 
--- Lua's stack holds about 8000 words, and a log's whole state may be more: long commands go out in parts.
+-- Lua's stack holds about 8000 words, and a log's state may have more: long commands are sent in parts.
 local words_max = 2000
 
 local function set_fields(key, first, last)
@@ -49,7 +64,7 @@ local function set_fields(key, first, last)
   end
 end
 
--- The value of a name in a flat list of names and values; nil: the name is not in it.
+-- The value of a name in a flat list of names and values; nil if the list lacks the name.
 local function value_of(list, name)
   for i = 1, #list, 2 do
     if list[i] == name then return list[i + 1] end
@@ -57,8 +72,8 @@ local function value_of(list, name)
   return nil
 end
 
--- A floor of guarded writes never falls, nor does the version that an app has published, whatever late
--- or forgetful call would set it: ARGV gets the higher one. The key is known to be a hash.
+-- Floors (guard:*) and published versions (txn:*) never decrease: if the stored value is higher, it replaces
+-- the value in ARGV[first..last] (name, value, ...). The key must be a hash.
 local function keep_floors(key, first, last)
   for i = first, last, 2 do
     if string.sub(ARGV[i], 1, 6) == 'guard:' or string.sub(ARGV[i], 1, 4) == 'txn:' then
@@ -87,38 +102,54 @@ local function token_refusal(state, token)
   return nil
 end
 
--- nil when what a guarded write depends on is as it says, otherwise STALE (it is over) or AHEAD (the
--- store does not know of it, or not yet). A floor is only passed or not; `raises` says that it is to
--- be raised together with the write. An epoch counts where the guarding log was fenced since the
--- dataset was registered: a log that lost its tail may still name a tenure that had ended. So with an
--- ownership: its bucket's records must have been settled since. Where its record was dropped, what is
--- at or below its group's floor, or everybody's, is over (own_drop.lua).
+-- The next three functions compare the number of a block's guard with the number in the store, one per kind
+-- of guard. They return nil if the guard holds, STALE if its number is over, and AHEAD if the store does not
+-- know the number, or not yet. A stored value that is not a number is not known either.
+
+-- An epoch of the guarding log. The log's state counts only if the log was fenced in this registration: a log
+-- that lost its tail may name a tenure that has ended.
+local function epoch_refusal(guard, number, generation)
+  local held = redis.pcall('HMGET', guard.key, 'leads', 'epoch', 'generation')
+  if broken(guard.key, held) then return 'AHEAD' end
+  local leading, newest = tonumber(held[1] or '0'), tonumber(held[2] or held[1] or '0')
+  if not leading or not newest then return 'AHEAD' end
+  if held[3] ~= generation then return 'AHEAD' end
+  if leading == number then return nil end
+  if newest >= number then return 'STALE' end
+  return 'AHEAD'
+end
+
+-- The generation of an ownership. The bucket's records count only if they were settled in this registration
+-- (own.lua). Without a record, every generation up to the floor of its group, or the floor that other groups
+-- share, is over (own_drop.lua).
+local function ownership_refusal(guard, number, generation)
+  if redis.call('HGET', guard.unit, 'owned') ~= generation then return 'AHEAD' end
+  local group_floor_field = '\30' .. string.match(guard.field, '^[^\31]*')
+  local held = redis.pcall('HMGET', guard.key, guard.field, group_floor_field, '\30\30')
+  if broken(guard.key, held) then return 'AHEAD' end
+  local current = tonumber(held[1] or '0')
+  local group_floor, shared_floor = tonumber(held[2] or '0'), tonumber(held[3] or '0')
+  if not current or not group_floor or not shared_floor then return 'AHEAD' end
+  if current == number then return nil end
+  local newest = held[1] and current or math.max(group_floor, shared_floor)
+  if newest >= number then return 'STALE' end
+  return 'AHEAD'
+end
+
+-- The floor of a guard of another bucket. `guard.raises`: the append must raise the floor to this number.
+local function floor_refusal(guard, number)
+  local held = redis.pcall('HMGET', guard.key, guard.field)
+  if broken(guard.key, held) then return 'AHEAD' end
+  local floor = tonumber(held[1] or '0')
+  if not floor then return 'AHEAD' end
+  guard.raises = floor < number
+  if floor > number then return 'STALE' end
+  return nil
+end
+
 local function guard_refusal(guard, generation)
   local number = tonumber(guard.number)
-  local fields = { guard.field }
-  if guard.kind == 'epoch' then fields = { 'leads', 'epoch', 'generation' } end
-  if guard.kind == 'ownership' then
-    fields = { guard.field, '\30' .. string.match(guard.field, '^[^\31]*'), '\30\30' }
-  end
-  if guard.kind == 'ownership' and redis.call('HGET', guard.unit, 'owned') ~= generation then
-    return 'AHEAD'
-  end
-  local held = redis.pcall('HMGET', guard.key, unpack(fields))
-  if broken(guard.key, held) then return 'AHEAD' end
-  local first, highest = tonumber(held[1] or '0'), tonumber(held[2] or held[1] or '0')
-  if not first or not highest then return 'AHEAD' end
-  if guard.kind == 'ownership' then
-    local everybodys = tonumber(held[3] or '0')
-    if not everybodys then return 'AHEAD' end
-    highest = held[1] and first or math.max(highest, everybodys)
-  end
-  if guard.kind == 'floor' then
-    guard.raises = first < number
-    if first > number then return 'STALE' end
-    return nil
-  end
-  if guard.kind == 'epoch' and held[3] ~= generation then return 'AHEAD' end
-  if first == number then return nil end
-  if highest >= number then return 'STALE' end
-  return 'AHEAD'
+  if guard.kind == 'epoch' then return epoch_refusal(guard, number, generation) end
+  if guard.kind == 'ownership' then return ownership_refusal(guard, number, generation) end
+  return floor_refusal(guard, number)
 end

@@ -7,7 +7,7 @@
 -- Invariant: a deposed owner's late write changes nothing; there is no id fence on a hash. A floor of
 -- guarded writes is raised, never lowered.
 
-local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
+local refused = binding_refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
 refused = token_refusal(KEYS[2], ARGV[5])
 if refused then return refused end

@@ -4,11 +4,12 @@
 -- ARGV  replid generation owner version birthmark (empty: none) format
 -- Reply OK | REFENCE | FENCED | LOST | BROKEN ...
 --
--- Invariant: (generation, version) of the record never falls inside one dataset; the version alone
--- may, when a forced adoption binds the dataset to another anchor. Runs only after the anchor's
+-- Invariant: within one dataset the pair (generation, version) never decreases. The version alone may,
+-- if a forced adoption binds the dataset to another anchor. Runs only after the anchor's
 -- compare-and-set: written earlier, a stale branch could look adoptable. A bucket that has no record
--- here gets one only where the birthmark still stands that was seen before the compare-and-set; else
--- it was emptied, and a late stamp must not bring it back. The record takes the birthmark's place.
+-- here gets one only where the birthmark still stands that was seen before the compare-and-set.
+-- Otherwise the dataset was emptied, and a late stamp must not create the record again. The record
+-- takes the birthmark's place.
 
 local replid, generation, owner, version = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if dataset_here() ~= replid then return 'REFENCE' end

@@ -11,10 +11,10 @@
 
 local replid, generation, owner, version = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local unit = KEYS[1]
-local refused = refusal(unit, dataset_here(), replid, generation, owner, version)
+local refused = binding_refusal(unit, dataset_here(), replid, generation, owner, version)
 key, at = 1, 5
 
--- Why this block keeps all of them out; nil: it does not.
+-- The code that prevents the append of all blocks; nil if this block does not.
 local function hindrance(stream, state, token, block)
   local code = refused or token_refusal(state, token)
   if code then return code end
@@ -38,7 +38,7 @@ for n = 1, tonumber(next_argument()) do
   blocks[n] = block
 end
 
--- What is said of a block when not all could be appended: an earlier attempt may have brought it in.
+-- The answer for a block if none was appended. An earlier attempt may have stored it.
 local function answer_of(block)
   local code = block.code
   if code == 'REFENCE' or code == 'LOST' then return code end

@@ -6,8 +6,8 @@
 -- Reply OK | REFENCE | FENCED | LOST | BROKEN ...
 --
 -- Invariant: the block that holds position `before`, the current ledger's marker and all behind
--- them stay, and a deposed owner's late trim changes nothing. About `blocks_max` blocks are dropped
--- at the most; it never drops more than it may. How far the log was cut on purpose never falls.
+-- them stay, and a deposed owner's late trim changes nothing. One call drops at most about `blocks_max`
+-- blocks. The recorded end of the trim never decreases.
 
 local function is_below(position, other)
   local ledger, entry = string.match(position, '^(%d+)-(%d+)$')
@@ -17,7 +17,7 @@ local function is_below(position, other)
   return tonumber(entry) < tonumber(other_entry)
 end
 
--- A call that comes late, behind one that cut farther, leaves what that one noted.
+-- A late call, after one that trimmed more, keeps what that call recorded.
 local function keep_cut(key, first, last)
   local held = redis.call('HMGET', key, 'trimmed', 'ledgerEnds')
   for i = first, last, 2 do
@@ -31,7 +31,7 @@ local function keep_cut(key, first, last)
   end
 end
 
-local refused = refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
+local refused = binding_refusal(KEYS[1], dataset_here(), ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if refused then return refused end
 local stream, token, before = KEYS[2], ARGV[5], ARGV[6]
 refused = token_refusal(KEYS[3], token)

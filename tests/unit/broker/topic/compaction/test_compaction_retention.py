@@ -9,13 +9,13 @@ from tests.contents import stored_in
 from tests.unit.broker.topic.compaction.test_passes import compacting, kept, message
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, nobody, waiter
 
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.topic.retention import retention
 from onewriter_broker.topic.retention.retention import Retention
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import Purpose
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 
 @pytest.fixture

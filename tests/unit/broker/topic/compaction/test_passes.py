@@ -12,8 +12,6 @@ from tests.contents import stored_in
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, nobody, waiter
 
 from onewriter_broker.log.store.compacted import Attempt, Piece, view_of
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore, Faults
 from onewriter_broker.log.topic_log.batches import (
     Closed,
     content_of,
@@ -45,6 +43,8 @@ from onewriter_core.wire.messages import (
     parse_metadata,
 )
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore, Faults
 
 _sequence_ids = itertools.count()
 _COMPRESSIONS = (
@@ -136,7 +136,7 @@ async def kept(history: TopicHistory) -> list[tuple[str, bytes]]:
 # -- what stays ---------------------------------------------------------------------------------
 
 
-async def test_the_newest_message_of_each_key_stays_where_it_stands(history: TopicHistory) -> None:
+async def test_the_newest_message_of_each_key_stays_at_its_position(history: TopicHistory) -> None:
     await history.publish(message("a", b"1"), message("b", b"1"), message(None), message("c", b"1"))
     await history.fence(Purpose.ROLL)
     await history.publish(message("a", b"2"), message("b", b""), message("d", b"1"))
@@ -147,7 +147,7 @@ async def test_the_newest_message_of_each_key_stays_where_it_stands(history: Top
     assert done.view.entries == 3
 
 
-async def test_the_next_compaction_reads_the_view_before_and_what_came_behind(
+async def test_the_next_compaction_reads_the_former_view_and_later_entries(
     history: TopicHistory, server: FakeServer
 ) -> None:
     await history.publish(message("a", b"1"), message("b", b"1"), message("c", b"1"))
@@ -208,7 +208,7 @@ async def test_a_message_in_chunks_stays_whole_or_goes_whole(history: TopicHisto
     assert [position for position, _ in await kept(history)] == ["5-7", "5-8", "5-9", "5-10"]
 
 
-async def test_a_message_whose_chunks_never_came_goes_in_the_end(history: TopicHistory) -> None:
+async def test_a_message_with_missing_chunks_is_dropped(history: TopicHistory) -> None:
     lost = message("a", b"part", uuid="lost", chunk_id=0, num_chunks_from_msg=2)
     await history.publish(lost)
     await compacting(history)
@@ -234,7 +234,9 @@ def test_chunks_under_way_are_bounded() -> None:
         build_entry(metadata_of(num_messages_in_batch=3, uncompressed_size=2**31), b"large"),
     ],
 )
-async def test_what_cannot_be_opened_is_kept(history: TopicHistory, closed: bytes) -> None:
+async def test_entries_that_cannot_be_decoded_are_kept(
+    history: TopicHistory, closed: bytes
+) -> None:
     await history.publish(closed, message("a", b"1"), message("a", b"2"))
     await compacting(history)
     entries = [entry for run in await runs_of(history) for entry in run.entries()]
@@ -259,7 +261,7 @@ def _messages(entry: bytes) -> Iterable[tuple[int, bytes | None, bool]]:
     return [(each.index, each.key, each.is_empty) for each in content]
 
 
-def test_what_is_left_of_a_batch_is_what_pulsar_leaves() -> None:
+def test_a_compacted_batch_keeps_what_pulsar_keeps() -> None:
     found = without(batch(("a", b"1"), ("b", b"2"), ("c", b"3")), {1})
     metadata = parse_metadata(found)
     singles = list(iterate_batch(entry_payload(found), metadata.num_messages_in_batch))
@@ -310,7 +312,7 @@ async def test_a_view_that_weighs_more_than_it_seemed_to_stops_at_its_bound(
     assert writer.blocks == 0
 
 
-def test_what_will_stay_is_weighed() -> None:
+def test_the_size_of_the_newest_messages_counts_only_what_stays() -> None:
     newest = Newest(10)
 
     def add(ordinal: int, entry: bytes) -> int:
@@ -370,7 +372,7 @@ async def test_an_attempt_that_is_cut_off_leaves_a_whole_view(
     assert COMPACTING not in stored_in(server.primary).states[TOPIC]
 
 
-async def test_a_log_that_rolls_meanwhile_is_compacted_all_the_same(history: TopicHistory) -> None:
+async def test_a_log_that_rolls_during_a_compaction_is_compacted(history: TopicHistory) -> None:
     await history.publish(message("a", b"1"), message("b", b"1"))
     store, rolled = history.store, False
     assert isinstance(store, FakeLogStore)

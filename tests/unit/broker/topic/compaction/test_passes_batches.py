@@ -16,8 +16,6 @@ from tests.unit.broker.topic.compaction.test_passes import (
 from tests.unit.broker.verify.histories import BUCKETS, TopicHistory, waiter
 
 from onewriter_broker.dispatch.positions import last_compacted_id
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.batches import (
     BATCH_MESSAGES_MAX,
     CONTENT_BYTES_MAX,
@@ -36,6 +34,8 @@ from onewriter_core.topic.model import Purpose
 from onewriter_core.wire.compression import compress
 from onewriter_core.wire.messages import build_batch, build_entry, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_a_small_entry_that_becomes_a_large_one_is_kept_closed(
     ],
     ids=["small", "many messages", "large content", "large entry"],
 )
-async def test_what_an_entry_becomes_decides_about_the_thread(
+async def test_an_entry_with_large_content_or_many_messages_is_decoded_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, entry: bytes, is_thread: bool
 ) -> None:
     loop_thread, threads = threading.get_ident(), []

@@ -11,9 +11,7 @@ import pytest
 from tests.contents import stored_in
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, waiter
 
-from onewriter_broker.log.store.api import Durability, Observation
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import Durability, Observation, ShardState
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import COMPACT_BELOW, StoreWatch
 from onewriter_broker.topic.compaction.newest_messages import footprint
@@ -29,6 +27,8 @@ from onewriter_core.log_format.field_names import COMPACTING
 from onewriter_core.topic.model import Purpose
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 
 class Broker:
@@ -109,7 +109,7 @@ async def test_a_request_is_done_once(broker: Broker) -> None:
     assert broker.compactions.request(broker.history.log)
 
 
-async def test_it_is_due_when_enough_came_behind_the_horizon(broker: Broker) -> None:
+async def test_a_compaction_is_due_when_enough_was_added_after_the_horizon(broker: Broker) -> None:
     broker.topic.compaction_threshold = 5_000
     await broker.publish("a", size=4_000)
     await broker.round()
@@ -147,7 +147,7 @@ async def test_retention_that_waits_has_it_done(broker: Broker) -> None:
     assert not broker.history.log.compacted.is_waited_for
 
 
-async def test_a_view_that_counts_no_more_goes_when_nobody_reads_it(broker: Broker) -> None:
+async def test_an_outdated_view_is_deleted_when_it_has_no_readers(broker: Broker) -> None:
     await broker.publish("a")
     broker.compactions.request(broker.history.log)
     await broker.round()
@@ -166,7 +166,7 @@ async def test_a_view_that_counts_no_more_goes_when_nobody_reads_it(broker: Brok
     assert COMPACTING not in stored_in(broker.server.primary).states[TOPIC]
 
 
-async def test_what_a_broker_that_died_has_left_is_dropped(broker: Broker) -> None:
+async def test_parts_left_by_a_dead_broker_are_dropped(broker: Broker) -> None:
     await broker.publish("a")
     broker.compactions.request(broker.history.log)
     await broker.round()
@@ -198,7 +198,7 @@ async def test_a_full_store_is_spared(broker: Broker) -> None:
     assert broker.progress() is Progress.SUCCESS
 
 
-async def test_what_retention_waits_for_may_write_into_the_reserve(broker: Broker) -> None:
+async def test_a_compaction_that_retention_waits_for_may_use_the_reserve(broker: Broker) -> None:
     broker.topic.compaction_threshold = 10**9
     await broker.publish(*"abab", size=1_000)
     broker.free = {False: 0, True: 4_000}
@@ -210,7 +210,7 @@ async def test_what_retention_waits_for_may_write_into_the_reserve(broker: Broke
     assert broker.compactions.held_back == 0
 
 
-async def test_a_view_without_room_is_told_and_made_as_soon_as_there_is_room(
+async def test_a_view_without_space_is_reported_and_written_when_there_is_space(
     broker: Broker,
 ) -> None:
     broker.topic.compaction_threshold = 10**9
@@ -253,7 +253,7 @@ class FilledStore:
                 replicas=0,
                 filled=lambda _: None,
                 promised=lambda _: None,
-                dataset=lambda _: None,
+                dataset=lambda _replid, _buckets: None,
                 returned=lambda _: None,
                 now=lambda: 0.0,
                 brokers=lambda: len(brokers),
@@ -264,7 +264,8 @@ class FilledStore:
     def check(self) -> None:
         """Let all brokers check, as they do regularly."""
         for broker in self.brokers:
-            cast("StoreWatch", broker.compactions._store).observe(self.observation())
+            watch = cast("StoreWatch", broker.compactions._store)
+            watch.observe_shards([ShardState("", None, self.observation())])
 
     @property
     def views(self) -> int:
@@ -280,10 +281,9 @@ class FilledStore:
             "r", "", True, 0, {}, memory_bytes_used=used, memory_bytes_max=self.limit
         )
 
-    async def observe(self, buckets: list[int]) -> Observation:
-        assert buckets == []
+    async def observe_shards(self) -> list[ShardState]:
         self.used_otherwise += self.grows
-        return self.observation()
+        return [ShardState("", None, self.observation())]
 
 
 async def filled(count: int, used: float, *, keys: int = 10) -> FilledStore:
@@ -319,7 +319,7 @@ async def test_several_brokers_do_not_fill_the_store_together(*, at_once: bool) 
     assert store.used_otherwise + store.views <= COMPACT_BELOW * store.limit
 
 
-async def test_a_store_that_fills_up_meanwhile_ends_the_copy_which_says_what_it_needs() -> None:
+async def test_a_store_that_fills_up_ends_the_copy_with_the_needed_size() -> None:
     store = await filled(1, 0.90)
     (broker,) = store.brokers
     store.grows = 500_000
@@ -339,7 +339,7 @@ async def test_a_store_that_fills_up_meanwhile_ends_the_copy_which_says_what_it_
     assert store.views <= needed
 
 
-async def test_a_store_without_any_room_is_told_as_well(broker: Broker) -> None:
+async def test_a_full_store_is_reported(broker: Broker) -> None:
     broker.topic.compaction_threshold = 10**9
     await broker.publish("a")
     broker.free = {False: 0, True: 0}
@@ -349,7 +349,7 @@ async def test_a_store_without_any_room_is_told_as_well(broker: Broker) -> None:
     assert broker.compactions.held_back == 1
 
 
-async def test_too_many_keys_are_an_error_that_says_so(broker: Broker) -> None:
+async def test_too_many_keys_raise_an_error_that_names_the_limit(broker: Broker) -> None:
     narrow = Broker(broker.server, broker.history, keys_max=2)
     await narrow.publish(*"abc")
     narrow.compactions.request(narrow.history.log)
@@ -368,7 +368,7 @@ async def test_a_log_that_moves_away_is_forgotten(broker: Broker) -> None:
     assert broker.progress() is Progress.NOT_RUN
 
 
-async def test_it_runs_until_it_is_cancelled(broker: Broker) -> None:
+async def test_the_task_runs_until_it_is_cancelled(broker: Broker) -> None:
     await broker.publish(*"aa")
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(broker.compactions.run())

@@ -12,20 +12,21 @@ from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.topic.history import audit as audit_module
 from onewriter_broker.topic.history.audit import AuditTail
 from onewriter_broker.topic.history.tenures import audit_fields, group_fields
-from onewriter_broker.topic.history.transitions import HISTORY_MAX, noted, read_back
+from onewriter_broker.topic.history.transitions import HISTORY_MAX, parse_transition, transition_of
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.effects import NEW_EPOCH, Fence, Record
 from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
-    Departure,
     Held,
     Member,
+    Outage,
     Partition,
     ProducerGroup,
     Purpose,
     Tenure,
+    TransitionCause,
 )
 
 TOPIC = TopicName.parse("persistent://public/default/t")
@@ -54,18 +55,20 @@ def group(identity: Identity = NEW, name: str = "winner") -> ProducerGroup:
 FORMER = Tenure(5, "loser", OLD, "losers")
 
 
-def record(departure: Departure = Departure.SILENT, purpose: Purpose = Purpose.GRANT) -> Record:
-    return Record((WHOLE,), purpose, 5, 9, 9, group(), departure, 0.25, FORMER)
+def record(
+    cause: TransitionCause = TransitionCause.SILENT, purpose: Purpose = Purpose.GRANT
+) -> Record:
+    return Record((WHOLE,), purpose, 5, 9, 9, group(), cause, 0.25, FORMER)
 
 
-def audited(departure: Departure = Departure.SILENT) -> dict[str, str]:
+def audited(cause: TransitionCause = TransitionCause.SILENT) -> dict[str, str]:
     """The audit record of the same fence."""
     fence = Fence(
         1,
         Purpose.GRANT,
         (WHOLE,),
         group(),
-        departure,
+        cause,
         (),
         ((WHOLE, Tenure(NEW_EPOCH, "winner", NEW, "writers")),),
         ((WHOLE, ()),),
@@ -75,12 +78,12 @@ def audited(departure: Departure = Departure.SILENT) -> dict[str, str]:
     return audit_fields(fence, str(TOPIC), 9, partition, "broker-0~1", {}, 1234)
 
 
-def test_what_is_read_back_is_what_was_noted() -> None:
-    noted_one = noted(record(), 1234)
-    assert noted_one.leaderless_ms == 250
+def test_a_transition_is_read_back_as_it_was_recorded() -> None:
+    transition = transition_of(record(), 1234)
+    assert transition.leaderless_ms == 250
     # When the fence is written, the gap without a writer is unknown. Another record reports it.
-    assert read_back(audited()) == replace(noted_one, leaderless_ms=None)
-    found = read_back(audited())
+    assert parse_transition(audited()) == replace(transition, leaderless_ms=None)
+    found = parse_transition(audited())
     assert found is not None
     assert found.holder is not None
     assert found.previous is not None
@@ -92,14 +95,24 @@ def test_what_is_read_back_is_what_was_noted() -> None:
 def test_anonymous_holders_are_read_back_as_such() -> None:
     fields = audited() | group_fields(group(Identity()))
     fields.pop("podUID"), fields.pop("pod"), fields.pop("node")
-    found = read_back(fields)
+    found = parse_transition(fields)
     assert found is not None
     assert found.holder is not None
     assert found.holder.identity.is_anonymous
 
 
+def test_a_resume_that_is_read_back_has_its_outage() -> None:
+    resumed = replace(record(purpose=Purpose.RESUME), outage=Outage(2.5, 0.04))
+    written = transition_of(resumed, 1)
+    fields = {"kind": "resume", "cause": written.cause, "epoch": "9", "ledger": "9", "t": "1"}
+    found = parse_transition(fields | written.times() | group_fields(group()))
+    assert found is not None
+    assert (found.detection_ms, found.handover_ms, found.outage_ms) == (2_500, 40, 2_540)
+    assert found.leaderless_ms == written.leaderless_ms
+
+
 def test_a_resume_ends_nobodys_tenure() -> None:
-    assert noted(record(purpose=Purpose.RESUME), 1).previous is None
+    assert transition_of(record(purpose=Purpose.RESUME), 1).previous is None
 
 
 @pytest.mark.parametrize(
@@ -114,8 +127,8 @@ def test_a_resume_ends_nobodys_tenure() -> None:
         {"kind": "resume", "epoch": "1", "ledger": "1", "t": "1", "previous": "{}"},
     ],
 )
-def test_what_tells_no_transition_is_passed_over(fields: dict[str, str]) -> None:
-    assert read_back(fields) is None
+def test_records_without_a_transition_are_skipped(fields: dict[str, str]) -> None:
+    assert parse_transition(fields) is None
 
 
 class Audit:
@@ -176,14 +189,14 @@ async def test_resumes_do_not_displace_changes_of_the_holder() -> None:
     resumes = [grant(99) | {"kind": "resume", "t": str(at)} for at in range(100, 100 + 60)]
     fences = [grant(200) | {"kind": "refence", "t": str(at)} for at in range(200, 230)]
     audit = Audit(*(grant(n) for n in range(1, 20)), *resumes, *fences)
-    told = await before(audit_tail(audit))
-    changes = [each.epoch for each in told if each.is_change_of_holder]
+    found = await before(audit_tail(audit))
+    changes = [each.epoch for each in found if each.is_change_of_holder]
     assert changes == list(range(20 - HISTORY_MAX, 20))
-    resumed = [each.at_ms for each in told if not each.is_change_of_holder]
+    resumed = [each.at_ms for each in found if not each.is_change_of_holder]
     assert resumed == list(range(160 - HISTORY_MAX, 160))
 
 
-async def test_a_takeover_without_an_answer_is_one_by_force_for_those_who_come_later() -> None:
+async def test_a_takeover_without_an_answer_counts_as_forced_for_later_clients() -> None:
     audit = Audit(grant(1), grant(2), grant(3, cause="Silent"))
     for epoch in ("2", "3", "x"):
         audit.records.append({"kind": "unanswered", "topic": str(TOPIC), "epoch": epoch})
@@ -191,7 +204,7 @@ async def test_a_takeover_without_an_answer_is_one_by_force_for_those_who_come_l
     assert [each.cause for each in found] == ["TakenOver", "Forced", "Silent"]
 
 
-async def test_what_this_process_wrote_since_it_serves_the_topic_is_not_told_twice() -> None:
+async def test_transitions_written_by_this_process_are_not_listed_twice() -> None:
     audit = Audit(grant(1), grant(2, broker="me~1"), grant(3, broker="me~1"))
     found = await before(audit_tail(audit), since_ms=3)
     assert [each.epoch for each in found] == [1, 2]
@@ -215,7 +228,7 @@ async def test_a_long_audit_is_read_up_to_a_bound() -> None:
     assert audit.reads[-1] == audit_module.TAIL_RECORDS_MAX
 
 
-async def test_an_audit_that_cannot_be_read_is_asked_for_again() -> None:
+async def test_an_unreadable_audit_is_requested_again() -> None:
     audit = Audit(grant(1))
     tail = audit_tail(audit)
     audit.is_away = True

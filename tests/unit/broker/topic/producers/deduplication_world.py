@@ -50,10 +50,9 @@ async def ready(
     topic_epoch: int | None = None,
     reconnects: int = 0,
 ) -> tuple[Producer, FakeChannel]:
-    producer, channel = world.ask(
+    producer, channel = await world.granted(
         runner, mode, name, topic_epoch=topic_epoch, reconnects=reconnects
     )
-    await until(lambda: channel.ready)
     return producer, channel
 
 

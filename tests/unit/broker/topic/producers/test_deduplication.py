@@ -17,13 +17,13 @@ from tests.unit.broker.topic.producers.deduplication_world import (
 
 from onewriter_broker.topic.producers.deduplication import FIELD, highest_of
 from onewriter_core.ids import Position
-from onewriter_core.topic.model import WHOLE, AccessMode, Departure
+from onewriter_core.topic.model import WHOLE, AccessMode, TransitionCause
 from onewriter_core.wire.values import Send, SendReceipt
 
 # ---------------------------------------------------------------- what is new
 
 
-async def test_what_a_name_has_stored_is_answered_without_a_position_and_not_stored_again() -> None:
+async def test_a_stored_sequence_id_is_answered_as_a_duplicate_without_a_position() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
         writer, channel = await ready(world, runner)
@@ -104,14 +104,14 @@ async def test_names_do_not_share_a_number() -> None:
         (Send(1, 2**64 - 1), -1),
     ],
 )
-def test_negative_numbers_stand_for_none(send: Send, number: int) -> None:
+def test_negative_numbers_mean_no_position(send: Send, number: int) -> None:
     assert highest_of(send) == number
 
 
 # ---------------------------------------------------------------- order
 
 
-async def test_a_duplicate_of_what_is_still_on_its_way_is_answered_behind_it() -> None:
+async def test_a_duplicate_of_a_pending_entry_is_answered_after_it() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
         writer, channel = await ready(world, runner)
@@ -160,7 +160,7 @@ async def test_a_duplicate_of_what_the_store_refuses_gets_no_receipt() -> None:
         world.send(writer, 0)
         runner.logs[WHOLE].give_up(runner.logs[WHOLE].undecided[0], is_definite=True)
         assert channel.drops
-        runner.gone(writer, Departure.CONNECTION_LOST)
+        runner.gone(writer, TransitionCause.CONNECTION_LOST)
         assert receipts(channel) == []
         assert channel.answered_bytes > 0, "what it sent counts as pending for ever"
         gates.open("append")
@@ -170,14 +170,14 @@ async def test_a_duplicate_of_what_the_store_refuses_gets_no_receipt() -> None:
 # ---------------------------------------------------------------- the next producer
 
 
-async def test_a_namesake_is_told_the_number_once_nothing_of_that_name_is_on_its_way() -> None:
+async def test_a_producer_of_the_same_name_learns_the_sequence_after_pending_sends() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
         former, _ = await ready(world, runner)
         gates = Gates(world.store, "append")
         world.send(former, 7)
         await gates.reached("append")
-        runner.gone(former, Departure.CONNECTION_LOST)
+        runner.gone(former, TransitionCause.CONNECTION_LOST)
         successor, channel = world.ask(runner, AccessMode.SHARED, "writer")
         for _ in range(20):
             await asyncio.sleep(0)
@@ -190,16 +190,16 @@ async def test_a_namesake_is_told_the_number_once_nothing_of_that_name_is_on_its
         assert await answered(channel, 2) == [(7, True), (8, False)]
 
 
-async def test_one_that_leaves_while_it_waits_for_its_number_is_not_let_in() -> None:
+async def test_a_producer_that_leaves_while_it_waits_for_its_number_is_not_admitted() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
         former, _ = await ready(world, runner)
         gates = Gates(world.store, "append")
         world.send(former, 7)
         await gates.reached("append")
-        runner.gone(former, Departure.CONNECTION_LOST)
+        runner.gone(former, TransitionCause.CONNECTION_LOST)
         successor, channel = world.ask(runner, AccessMode.SHARED, "writer")
-        runner.gone(successor, Departure.CLOSED)
+        runner.gone(successor, TransitionCause.CLOSED)
         gates.open("append")
         await until(lambda: not former.pending)
         for _ in range(20):
@@ -214,7 +214,7 @@ async def test_a_resend_within_a_lineage_still_gets_its_original_position() -> N
         holder, channel = await ready(world, runner, AccessMode.EXCLUSIVE)
         world.send(holder, 0)
         original = receipts_of(await answered_all(channel, 1))
-        runner.gone(holder, Departure.CONNECTION_LOST)
+        runner.gone(holder, TransitionCause.CONNECTION_LOST)
         back, channel = await ready(
             world, runner, AccessMode.EXCLUSIVE, topic_epoch=holder.epoch, reconnects=1
         )

@@ -20,7 +20,7 @@ from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish
 from onewriter_broker.topic.limits import DeduplicationLimits, TopicLimits
 from onewriter_broker.topic.producers.deduplication import saved_to, trim_limit
 from onewriter_core.ids import Position
-from onewriter_core.topic.model import WHOLE, AccessMode, Departure
+from onewriter_core.topic.model import WHOLE, AccessMode, TransitionCause
 from onewriter_core.wire.values import Send
 
 
@@ -76,8 +76,7 @@ async def test_a_publish_of_the_same_name_does_not_count(is_reloaded: bool) -> N
         await ended(request(world, runner.logs[WHOLE], publish))
         if is_reloaded:
             runner = await world.load(is_deduplicated=True)  # another broker
-        writer, channel = world.ask(runner, AccessMode.SHARED, "job")
-        await until(lambda: channel.ready)
+        writer, channel = await world.granted(runner, AccessMode.SHARED, "job")
         assert writer.last_sequence_id == -1
         for number in range(3):
             world.send(writer, number)
@@ -85,7 +84,7 @@ async def test_a_publish_of_the_same_name_does_not_count(is_reloaded: bool) -> N
         assert await stored_entries(world) == 4
 
 
-async def test_what_was_on_its_way_at_a_fence_is_not_trimmed_before_a_snapshot_has_it() -> None:
+async def test_entries_under_way_at_a_fence_are_not_trimmed_before_a_snapshot_covers_them() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
         writer, _ = await ready(world, runner)
@@ -111,7 +110,7 @@ def limits(**deduplication: int) -> TopicLimits:
     return TopicLimits(deduplication=DeduplicationLimits(**deduplication))
 
 
-async def test_a_snapshot_is_written_when_much_lies_behind_the_last() -> None:
+async def test_a_snapshot_is_written_when_enough_entries_follow_the_last_one() -> None:
     async with serving(limits=limits(snapshot_entries=3)) as world:
         runner = await world.load(is_deduplicated=True)
         writer, _ = await ready(world, runner)
@@ -130,14 +129,14 @@ async def test_a_snapshot_is_written_when_much_lies_behind_the_last() -> None:
         await until(lambda: saved_to(log) == log.committed)
 
 
-async def test_so_many_names_are_remembered_and_the_latest_stay() -> None:
+async def test_remembered_names_are_limited_and_the_latest_stay() -> None:
     async with serving(limits=limits(producers_max=2)) as world:
         runner = await world.load(is_deduplicated=True)
         for name in ("one", "two", "one", "three"):
             writer, _ = await ready(world, runner, name=name)
             world.send(writer, writer.last_sequence_id + 1)
             await until(lambda sender=writer: not sender.pending)  # type: ignore[misc]  # the loop's
-            runner.gone(writer, Departure.CLOSED)
+            runner.gone(writer, TransitionCause.CLOSED)
         numbers = [
             (await ready(world, runner, name=name))[0].last_sequence_id
             for name in ("one", "two", "three")

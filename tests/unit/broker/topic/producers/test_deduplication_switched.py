@@ -6,10 +6,10 @@ from tests.unit.broker.topic.fence_path_world import Gates, serving, until
 from tests.unit.broker.topic.producers.deduplication_world import answered, ready
 
 from onewriter_broker.topic.producers.deduplication import saved_to
-from onewriter_core.topic.model import WHOLE, Departure
+from onewriter_core.topic.model import WHOLE, TransitionCause
 
 
-async def test_what_was_handed_in_before_it_begins_does_not_count() -> None:
+async def test_entries_sent_before_deduplication_begins_do_not_count() -> None:
     async with serving() as world:
         runner = await world.load()
         writer, channel = await ready(world, runner)
@@ -26,7 +26,7 @@ async def test_what_was_handed_in_before_it_begins_does_not_count() -> None:
         assert back.last_sequence_id == 5
 
 
-async def test_what_was_on_its_way_when_it_began_does_not_count_for_the_next_broker_either() -> (
+async def test_entries_under_way_when_deduplication_begins_do_not_count_for_the_next_broker() -> (
     None
 ):
     async with serving() as world:
@@ -35,7 +35,7 @@ async def test_what_was_on_its_way_when_it_began_does_not_count_for_the_next_bro
         gates = Gates(world.store, "append")
         world.send(writer, 900)
         await gates.reached("append")
-        runner.gone(writer, Departure.CONNECTION_LOST)
+        runner.gone(writer, TransitionCause.CONNECTION_LOST)
         runner.deduplicate(is_on=True)
         gates.open("append")
         await until(lambda: not writer.pending and saved_to(runner.logs[WHOLE]) is not None)
@@ -68,7 +68,7 @@ async def test_a_broker_that_loads_the_topic_without_it_ends_it() -> None:
         assert saved_to(runner.logs[WHOLE]) is None
 
 
-async def test_whoever_waits_for_receipts_of_duplicates_comes_again_when_it_ends() -> None:
+async def test_a_producer_that_waits_for_duplicates_retries_when_the_append_ends() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
         writer, channel = await ready(world, runner)

@@ -8,14 +8,13 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import FakeChannel, World, serving, until
 
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.ownership.membership import (
-    DEAD_SECONDS,
+from onewriter_broker.ownership.heartbeats import (
     HOST_LENGTH_MAX,
     HOSTS_MAX,
     VALUE_LENGTH_MAX,
     Beat,
-    MemberObserver,
 )
+from onewriter_broker.ownership.member_observer import DEAD_SECONDS, MemberObserver
 from onewriter_broker.topic.producers.leader_loads import LeaderLoads, may_promote
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
@@ -25,10 +24,10 @@ from onewriter_core.topic.machine import step
 from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
-    Departure,
     PromotionPolicy,
     Request,
     Topic,
+    TransitionCause,
     partitioned,
 )
 
@@ -49,7 +48,7 @@ def claimed(host: str) -> Topic:
     return step(Topic(partitioned(0), BALANCED), asked("writer", host))[0]
 
 
-def test_whoever_is_about_to_lead_counts_and_whoever_left_does_not() -> None:
+def test_pending_leaders_count_and_former_ones_do_not() -> None:
     loads = LeaderLoads(lambda: {"two": 5})
     loads.note("a", claimed("one"))
     loads.note("b", claimed("one"))
@@ -60,7 +59,7 @@ def test_whoever_is_about_to_lead_counts_and_whoever_left_does_not() -> None:
     assert loads.elsewhere("c", ["one", "three"]) == (("three", 1),)
 
 
-def test_other_brokers_are_told_only_while_a_policy_asks_for_it_and_no_more_than_so_many() -> None:
+def test_other_brokers_receive_a_limited_number_of_loads_only_while_a_policy_needs_them() -> None:
     loads = LeaderLoads()
     for number in range(HOSTS_MAX + 5):
         loads.note(f"t{number}", claimed(f"host-{number}"))
@@ -113,7 +112,7 @@ def test_counts_that_are_none_are_left_out() -> None:
     assert decoded.leads == {"one": 1}
 
 
-def test_what_living_brokers_told_is_added_up() -> None:
+def test_the_reports_of_running_brokers_are_added() -> None:
     observer = MemberObserver(ME)
 
     def feed(now: float, counter: int) -> None:
@@ -133,14 +132,14 @@ def test_what_living_brokers_told_is_added_up() -> None:
     assert observer.leads == {"one": 2, "two": 1}, "the dead lead nothing"
 
 
-def test_who_joins_a_line_behind_a_holder_asks_for_no_loads() -> None:
+def test_a_request_that_joins_the_queue_behind_a_holder_needs_no_loads() -> None:
     topic = step(Topic(partitioned(0), BALANCED), asked("a", "one"))[0]
     assert not may_promote(topic, asked("b", "two")), "nobody waits yet"
     topic = step(topic, asked("b", "two"))[0]
-    assert may_promote(topic, ProducerGone("a", Departure.CLOSED, 0.0))
+    assert may_promote(topic, ProducerGone("a", TransitionCause.CLOSED, 0.0))
     assert may_promote(topic, asked("c", "two")), "nobody leads yet"
     fifo = step(topic, PolicyChanged(PromotionPolicy.FIFO, 0.0))[0]
-    assert not may_promote(fifo, ProducerGone("a", Departure.CLOSED, 0.0))
+    assert not may_promote(fifo, ProducerGone("a", TransitionCause.CLOSED, 0.0))
 
 
 async def led_by_the_first_of(
@@ -149,17 +148,16 @@ async def led_by_the_first_of(
     """A Balanced topic with a holder on the first host, and one waiter on each of the others."""
     runner = await world.load()
     runner.post(PolicyChanged(BALANCED, 0.0))
-    producer, channel = world.ask(runner, EXCLUSIVE, host=hosts[0])
-    await until(lambda: channel.ready)
+    producer, _ = await world.granted(runner, EXCLUSIVE, host=hosts[0])
     return runner, producer, {host: world.ask(runner, WAITING, host=host)[1] for host in hosts[1:]}
 
 
-async def test_the_waiter_whose_host_leads_least_is_promoted_and_the_audit_says_why() -> None:
+async def test_the_waiter_whose_host_leads_least_is_promoted_and_the_audit_records_why() -> None:
     async with serving() as world:
         others = {"b": 2, "c": 1, "d": 1}
         world.dependencies = replace(world.dependencies, loads=LeaderLoads(lambda: others))
         runner, holder, waiting = await led_by_the_first_of(world, ["a", "b", "c", "d"])
-        runner.gone(holder, Departure.CLOSED)
+        runner.gone(holder, TransitionCause.CLOSED)
         await until(lambda: any(channel.ready for channel in waiting.values()))
         assert [host for host, channel in waiting.items() if channel.ready] == ["c"]
         records = [record for _, record in await world.store.read_audit(runner.bucket, count=10)]

@@ -10,7 +10,7 @@ from tests.unit.broker.topic.fence_path_world import FakeChannel, World, serving
 from onewriter_broker.topic.producers import queue_notices as queue_news
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
-from onewriter_core.topic.model import AccessMode, Departure
+from onewriter_core.topic.model import AccessMode, TransitionCause
 
 pytestmark = pytest.mark.looptime
 
@@ -33,19 +33,19 @@ async def received(channel: FakeChannel, *numbers: int) -> None:
     assert channel.waiting == list(numbers)
 
 
-async def test_a_holder_hears_of_its_queue_when_granted_and_when_it_changes() -> None:
+async def test_a_holder_is_notified_of_its_queue_at_the_grant_and_at_changes() -> None:
     async with serving() as world:
         runner = await world.load()
         channel = await holder_of(world, runner)
         await received(channel, 0)
         waiter, waiter_told = world.ask(runner, WAITING, "next", receives_queue_notices=True)
         await received(channel, 0, 1)
-        runner.gone(waiter, Departure.CLOSED)
+        runner.gone(waiter, TransitionCause.CLOSED)
         await received(channel, 0, 1, 0)
         assert waiter_told.waiting == [], "who waits is told nothing"
 
 
-async def test_changes_that_follow_each_other_are_told_as_one() -> None:
+async def test_consecutive_changes_are_reported_as_one() -> None:
     async with serving() as world:
         runner = await world.load()
         channel = await holder_of(world, runner)
@@ -60,22 +60,23 @@ async def test_changes_that_follow_each_other_are_told_as_one() -> None:
         assert len(channel.waiting) == 1 + 1 + 3, "granted, at once, and three periods"
 
 
-async def test_a_successor_hears_who_still_waits() -> None:
+async def test_a_successor_is_notified_of_the_remaining_queue() -> None:
     async with serving() as world:
         runner = await world.load()
-        producer, channel = world.ask(runner, EXCLUSIVE, "first", receives_queue_notices=True)
-        await until(lambda: channel.ready)
+        producer, channel = await world.granted(
+            runner, EXCLUSIVE, "first", receives_queue_notices=True
+        )
         await received(channel, 0)
         successor = world.ask(runner, WAITING, "second", receives_queue_notices=True)[1]
         world.ask(runner, WAITING, "third")
         await received(channel, 0, 2)
-        runner.gone(producer, Departure.CLOSED)
+        runner.gone(producer, TransitionCause.CLOSED)
         await until(lambda: successor.ready)
         await received(successor, 1)
         assert channel.waiting == [0, 2], "who has left is told nothing more"
 
 
-async def test_a_stock_client_and_a_shared_producer_are_told_nothing() -> None:
+async def test_a_stock_client_and_a_shared_producer_get_no_notification() -> None:
     async with serving() as world:
         runner = await world.load()
         channel = await holder_of(world, runner, notices=False)
@@ -89,7 +90,7 @@ async def test_a_stock_client_and_a_shared_producer_are_told_nothing() -> None:
         await received(shared)
 
 
-async def test_each_partition_hears_of_those_who_want_it() -> None:
+async def test_each_partition_is_notified_of_its_waiters() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
 
@@ -116,7 +117,7 @@ async def test_each_partition_hears_of_those_who_want_it() -> None:
         await received(first[1], 0, 2)
 
 
-async def test_a_topic_that_moves_tells_nobody_any_more() -> None:
+async def test_a_topic_that_moved_sends_no_more_reports() -> None:
     async with serving() as world:
         runner = await world.load()
         channel = await holder_of(world, runner)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 
-from tests.stamps import stamp_anew
+from tests.stamps import fence_once, stamp_anew
 
 from onewriter_broker.log.store.api import Append, Binding, Block, Fence, FencedLog, Outcome
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.producers.resends import (
     POSITION_UNKNOWN,
@@ -28,6 +26,8 @@ from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 TOPIC = TopicName.parse("persistent://public/default/t")
 
@@ -45,7 +45,7 @@ async def log_with(*entries: bytes, ledger: int = 5) -> TopicLog:
     store = FakeLogStore(server.resolve, buckets=1)
     binding = Binding(0, server.primary.replid, 1, "broker~1", 1)
     assert await stamp_anew(store, binding) is Outcome.DONE
-    await store.fence(Fence(binding, ledger, (FencedLog(TOPIC, True, {}, {}),), {}))
+    await fence_once(store, Fence(binding, ledger, (FencedLog(TOPIC, True, {}, {}),), {}))
     position, payload = Position(ledger, 1), b"".join(entries)
     lengths = [len(each) for each in entries]
     block = Block(
@@ -67,14 +67,14 @@ def send(sequence_id: int) -> Send:
     return Send(producer_id=1, sequence_id=sequence_id)
 
 
-async def test_a_shared_producer_that_comes_back_is_known_by_its_own_entries() -> None:
+async def test_a_returning_shared_producer_is_recognized_by_its_own_entries() -> None:
     log = await log_with(entry(0, 100), entry(1, 101))
     resends = await resends_from(log, None)
     assert resends.seen(send(1), memoryview(entry(1, 101))) == Position(5, 2)
     assert resends.seen(send(2), memoryview(entry(2, 102))) is Seen.NEW
 
 
-async def test_a_namesake_that_began_again_is_not_taken_for_the_one_before() -> None:
+async def test_a_restarted_namesake_is_not_confused_with_the_former_one() -> None:
     # Another broker granted it. It has no stored entries, and sends from 0 again.
     log = await log_with(entry(0, 100), entry(1, 101))
     resends = await resends_from(log, None)
@@ -88,7 +88,7 @@ async def test_of_two_namesakes_the_later_ones_entries_count() -> None:
     assert resends.seen(send(1), memoryview(entry(1, 901))) is Seen.NEW
 
 
-async def test_what_is_older_than_all_that_is_remembered_is_stored_somewhere() -> None:
+async def test_a_resend_older_than_all_remembered_entries_counts_as_stored() -> None:
     log = await log_with(entry(7, 107), entry(8, 108))
     log._state[TRIMMED] = str(Position(5, 1))
     resends = await resends_from(log, None)
@@ -96,7 +96,7 @@ async def test_what_is_older_than_all_that_is_remembered_is_stored_somewhere() -
     assert resends.seen(send(3), memoryview(entry(3, 903))) is Seen.NEW
 
 
-async def test_the_snapshot_of_an_earlier_epoch_says_nothing_of_a_later_one() -> None:
+async def test_the_snapshot_of_an_earlier_epoch_does_not_count_for_a_later_one() -> None:
     log = await log_with(entry(0, 100, name="other"), ledger=9)
     log._state[SNAPSHOT_FIELD] = json.dumps({"writer": [5, 100, 101]})
     log._state[TRIMMED] = str(Position(9, 1))
@@ -117,7 +117,7 @@ async def test_where_nothing_was_trimmed_what_is_not_in_the_log_was_never_stored
 
 
 def chunk(number: int, sequence_id: int = 7) -> bytes:
-    said = pb.MessageMetadata(
+    answer = pb.MessageMetadata(
         producer_name="writer",
         sequence_id=sequence_id,
         publish_time=107,
@@ -125,7 +125,7 @@ def chunk(number: int, sequence_id: int = 7) -> bytes:
         chunk_id=number,
         num_chunks_from_msg=9,
     )
-    return build_entry(said, b"part")
+    return build_entry(answer, b"part")
 
 
 async def test_a_tail_that_begins_within_a_message_does_not_say_that_all_of_it_is_stored() -> None:

@@ -11,7 +11,6 @@ from tests.unit.broker.topic.fence_path_world import World
 from onewriter_broker.log.store.api import (
     Block,
 )
-from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish, Published
 from onewriter_broker.log.topic_log.entries import entries_of
 from onewriter_broker.log.topic_log.log import TopicLog
@@ -21,6 +20,7 @@ from onewriter_core.ids import EARLIEST
 from onewriter_core.log_format.chain import chain
 from onewriter_core.topic.model import WHOLE
 from onewriter_core.wire.values import Send
+from onewriter_testing.fake_store.store import Moment
 
 SIZE = 200_000
 """Bytes of an entry. A block has one entry, a call about five."""
@@ -40,7 +40,7 @@ def asked(
 
 def request(world: World, log: TopicLog, publish: Publish) -> Publish:
     log.publish(publish)
-    world.appender.gathered(log)
+    world.appender.append_soon(log)
     return publish
 
 

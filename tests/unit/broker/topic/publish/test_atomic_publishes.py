@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from tests.stamps import stamp_anew
+from tests.stamps import fence_once, stamp_anew
 from tests.unit.broker.topic.fence_path_world import ORDERS, entry, serving, until
 from tests.unit.broker.topic.publish.publish_world import (
     APP,
@@ -33,7 +33,6 @@ from onewriter_broker.log.store.api import (
     Marker,
     Outcome,
 )
-from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.log.topic_log.atomic_publish import Publish, Published
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.errors import Fenced, Unavailable, Undecided
@@ -42,6 +41,7 @@ from onewriter_core.log_format.field_names import OPEN_PUBLISH, VERSION_PREFIX
 from onewriter_core.topic.events import LedgerFull
 from onewriter_core.topic.model import WHOLE, AccessMode
 from onewriter_core.wire.values import Send
+from onewriter_testing.fake_store.store import Moment
 
 # --- what readers see of it
 
@@ -64,7 +64,7 @@ async def test_readers_see_nothing_of_it_and_then_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("tail_bytes_max", [100, 3 * SIZE, 100 * SIZE])
-async def test_it_can_be_read_however_little_of_it_is_kept_in_memory(tail_bytes_max: int) -> None:
+async def test_a_view_is_readable_with_any_share_of_it_in_memory(tail_bytes_max: int) -> None:
     async with serving() as world:
         runner, log = await log_of(world)
         log.tail_bytes_max = tail_bytes_max
@@ -87,7 +87,7 @@ def _last(block: Block | Marker) -> Position:
     return block.last if isinstance(block, Block) else block.position
 
 
-async def test_who_writes_meanwhile_keeps_the_order_and_waits_behind_it() -> None:
+async def test_entries_sent_during_a_publish_are_stored_after_it_in_order() -> None:
     async with serving() as world:
         runner, log = await log_of(world)
         producer, channel = world.ask(runner, AccessMode.EXCLUSIVE, "holder")
@@ -119,7 +119,7 @@ async def test_other_logs_are_written_between_its_calls() -> None:
         assert committed == [runner.logs[1], log]
 
 
-async def test_several_take_turns() -> None:
+async def test_several_publishes_are_stored_one_after_the_other() -> None:
     async with serving() as world:
         _, log = await log_of(world)
         publishes = [request(world, log, asked(7, version=version)) for version in (1, 2, 5)]
@@ -164,7 +164,7 @@ async def test_crossing_publishes_of_one_version_are_stored_once() -> None:
         assert len(await whole(world)) == 7
 
 
-async def test_who_may_not_write_when_its_turn_comes_is_refused_and_delays_nobody() -> None:
+async def test_a_waiter_that_lost_its_right_is_refused_and_delays_no_other() -> None:
     async with serving() as world:
         _, log = await log_of(world)
         stale = request(world, log, asked(7, may_write=lambda: False))
@@ -175,7 +175,7 @@ async def test_who_may_not_write_when_its_turn_comes_is_refused_and_delays_nobod
 
 @pytest.mark.parametrize("call", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["fail_before", "fail_after"])
-async def test_lost_answers_cost_time_and_nothing_else(call: int, kind: str) -> None:
+async def test_lost_answers_cost_only_time(call: int, kind: str) -> None:
     async with serving() as world:
         _, log = await log_of(world)
 
@@ -189,7 +189,7 @@ async def test_lost_answers_cost_time_and_nothing_else(call: int, kind: str) -> 
         assert OPEN_PUBLISH not in await world.store.read_state(ORDERS)
 
 
-async def test_it_goes_on_behind_what_was_withdrawn() -> None:
+async def test_a_publish_continues_after_withdrawn_blocks() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
         one, other = runner.logs[0], runner.logs[1]
@@ -231,7 +231,7 @@ async def test_a_roll_waits_for_it() -> None:
 
 
 @pytest.mark.parametrize("call", [1, 2])
-async def test_a_fence_that_cuts_it_short_leaves_nothing_and_the_others_go_on(call: int) -> None:
+async def test_a_fence_that_cuts_it_short_leaves_nothing_and_the_others_continue(call: int) -> None:
     async with serving() as world:
         runner, log = await log_of(world)
         producer, channel = world.ask(runner, AccessMode.SHARED, "plain")
@@ -255,7 +255,7 @@ async def test_a_fence_that_cuts_it_short_leaves_nothing_and_the_others_go_on(ca
         assert await ended(again) is None, "an older version of the app"
 
 
-async def test_a_takeover_ends_what_has_begun_and_what_waits() -> None:
+async def test_a_takeover_ends_begun_and_waiting_publishes() -> None:
     async with serving() as world:
         runner, log = await log_of(world)
 
@@ -274,7 +274,7 @@ async def test_a_takeover_ends_what_has_begun_and_what_waits() -> None:
         )
 
 
-async def test_a_log_that_is_closed_tells_what_is_certain() -> None:
+async def test_a_closed_log_reports_only_definite_results() -> None:
     async with serving() as world:
         runner, log = await log_of(world)
         Calls(world, 2, lambda: runner.unload("moving"))
@@ -317,8 +317,8 @@ async def test_another_owner_drops_what_this_one_left(call: int) -> None:
     async with serving() as world:
         _, log = await log_of(world)
         assert log.binding is not None
-        mine = log.binding
-        theirs = Binding(mine.bucket, mine.replid, 1, "broker-1~two", 2)
+        own = log.binding
+        other = Binding(own.bucket, own.replid, 1, "broker-1~two", 2)
         reached, go_on = asyncio.Event(), asyncio.Event()
 
         async def hold(name: str, moment: Moment) -> None:
@@ -333,9 +333,9 @@ async def test_another_owner_drops_what_this_one_left(call: int) -> None:
         publish = request(world, log, asked(20))
         await reached.wait()
         successor = type(world.store)(world.server.resolve)
-        assert await stamp_anew(successor, theirs) is Outcome.DONE
+        assert await stamp_anew(successor, other) is Outcome.DONE
         part = FencedLog(ORDERS, create=False, marker={}, state={})
-        assert await successor.fence(Fence(theirs, 50, (part,), {})) is Outcome.DONE
+        assert await fence_once(successor, Fence(other, 50, (part,), {})) is Outcome.DONE
         go_on.set()
         assert isinstance(await ended(publish), Unavailable | Undecided)
         assert await whole(world) == []

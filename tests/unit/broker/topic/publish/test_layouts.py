@@ -66,7 +66,7 @@ async def test_a_version_keeps_its_partitions_and_a_later_one_has_its_own() -> N
         assert log.state[FIELD] == "2 8 1 4"
 
 
-async def test_a_version_is_finished_though_a_later_one_was_begun() -> None:
+async def test_a_version_is_finished_although_a_later_one_began() -> None:
     """The version is over after a later one is published, and not before."""
     async with serving() as world:
         log, notes = await first_of(world), noting(world)
@@ -83,7 +83,7 @@ async def test_a_version_is_finished_though_a_later_one_was_begun() -> None:
         assert log.state[FIELD] == "7 8 6 4"
 
 
-async def test_of_what_was_forgotten_nobody_is_told_another_number() -> None:
+async def test_a_forgotten_version_gets_no_other_layout() -> None:
     async with serving() as world:
         log, notes = await first_of(world), noting(world)
         for version in range(0, 2 * BEGUN_MAX + 2, 2):
@@ -97,7 +97,7 @@ async def test_of_what_was_forgotten_nobody_is_told_another_number() -> None:
             await notes.note(log, "job", Layout(2, 99))
 
 
-async def test_what_may_be_forgotten_is_told_to_nobody() -> None:
+async def test_an_unconfirmed_record_is_not_reported() -> None:
     """A repeated request gets the noted layout after it is as durable as the topic promises."""
     async with serving() as world:
         log, is_durable = await first_of(world), False
@@ -115,14 +115,14 @@ async def test_what_may_be_forgotten_is_told_to_nobody() -> None:
         assert await notes.note(log, "job", Layout(1, 8)) == Layout(1, 4)
 
 
-async def test_tasks_that_ask_at_once_are_told_the_same() -> None:
+async def test_concurrent_tasks_get_the_same_answer() -> None:
     async with serving() as world:
         log, notes = await first_of(world), noting(world)
-        asked = (notes.note(log, "job", Layout(1, 4 + each % 2)) for each in range(10))
-        assert set(await asyncio.gather(*asked)) == {Layout(1, 4)}
+        requests = (notes.note(log, "job", Layout(1, 4 + each % 2)) for each in range(10))
+        assert set(await asyncio.gather(*requests)) == {Layout(1, 4)}
 
 
-async def test_it_is_noted_while_somebody_has_the_topic() -> None:
+async def test_a_loss_is_recorded_while_a_producer_holds_the_topic() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         await held(setup)
@@ -130,7 +130,7 @@ async def test_it_is_noted_while_somebody_has_the_topic() -> None:
         assert await noting(world).note(log, "job", Layout(1, 4)) == Layout(1, 4)
 
 
-async def test_a_log_remembers_only_so_many_apps() -> None:
+async def test_the_apps_of_a_log_are_limited() -> None:
     async with serving(limits=TopicLimits(log=LogLimits(apps_max=2))) as world:
         log, notes = await first_of(world), noting(world)
         for app in ("one", "two"):
@@ -155,7 +155,7 @@ async def test_a_layout_binds_its_app_and_is_not_noted_for_another_subject() -> 
         assert await notes.note(log, "job", Layout(2, 4), "alice") == Layout(2, 4)
 
 
-async def test_a_subject_has_only_so_many_apps() -> None:
+async def test_the_apps_of_a_subject_are_limited() -> None:
     async with serving() as world:
         log, notes = await first_of(world), noting(world)
         for number in range(APPS_PER_SUBJECT_MAX):

@@ -31,7 +31,7 @@ def large(count: int, size: int) -> Sequence[tuple[Send, memoryview]]:
     ],
     ids=["an entry", "all of it", "its entries"],
 )
-async def test_what_is_too_large_is_refused_at_once(count: int, size: int) -> None:
+async def test_a_too_large_part_is_refused_immediately(count: int, size: int) -> None:
     with pytest.raises(TooLarge):
         Entries(large(count, size))
 
@@ -55,7 +55,7 @@ async def test_nothing_is_not_published() -> None:
             log.publish(asked(0))
 
 
-async def test_only_so_many_wait() -> None:
+async def test_the_number_of_waiters_is_limited() -> None:
     async with serving() as world:
         _, log = await log_of(world)
         log._is_writable = True
@@ -65,7 +65,7 @@ async def test_only_so_many_wait() -> None:
             log.publish(asked(1, version=99))
 
 
-async def test_a_log_remembers_only_so_many_apps() -> None:
+async def test_the_apps_of_a_log_are_limited() -> None:
     async with serving() as world:
         _, log = await log_of(world)
         log._state |= {f"{VERSION_PREFIX}app-{number}": "1" for number in range(APPS_MAX)}

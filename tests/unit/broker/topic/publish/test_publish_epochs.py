@@ -59,8 +59,8 @@ class PublishSetup:
         """``epoch`` None: the leading epoch. Without a holder, a driver gets the topic first."""
         if epoch is None:
             epoch = await self.led()
-        asked = PublishRequest(APP, version, epoch, parts, right=PublishRight(epoch, Identity()))
-        return await self.publishing.publish(ORDERS, self.topic, asked, 1_234)
+        request = PublishRequest(APP, version, epoch, parts, right=PublishRight(epoch, Identity()))
+        return await self.publishing.publish(ORDERS, self.topic, request, 1_234)
 
     async def led(self) -> int:
         """The leading epoch."""
@@ -104,9 +104,9 @@ async def test_under_an_epoch_that_leads_a_proof_is_needed() -> None:
         setup = await setup_of(world)
         epoch, parts = await held(setup), await setup.staged()
         for right in (None, PublishRight(epoch + 1, Identity())):
-            asked = PublishRequest(APP, 1, epoch, parts, right=right)
+            request = PublishRequest(APP, 1, epoch, parts, right=right)
             with pytest.raises(Refused, match="was not proved"):
-                await setup.publishing.publish(ORDERS, setup.topic, asked, 1_234)
+                await setup.publishing.publish(ORDERS, setup.topic, request, 1_234)
         assert await setup.entries() == 0
 
 
@@ -152,10 +152,10 @@ async def test_while_one_is_published_its_app_is_not_forgotten() -> None:
         assert topic_log.publishes is None  # the log has not received it yet
         with (
             pytest.raises(Unavailable, match="may have a publish of job in progress"),
-            setup.publishing.keeping_still(topic_log, APP),
+            setup.publishing.blocking(topic_log, APP),
         ):
             pass
-        with setup.publishing.keeping_still(topic_log, "another"):
+        with setup.publishing.blocking(topic_log, "another"):
             assert (await asking).where is not None
 
 
@@ -163,10 +163,10 @@ async def test_while_an_app_is_forgotten_nothing_of_it_is_published() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         parts, topic_log = await setup.staged(), setup.runner.logs[WHOLE]
-        with setup.publishing.keeping_still(topic_log, APP):
+        with setup.publishing.blocking(topic_log, APP):
             with pytest.raises(Unavailable, match="nothing was published; retry later"):
                 await setup.publish(parts)
-            with pytest.raises(Unavailable), setup.publishing.keeping_still(topic_log, APP):
+            with pytest.raises(Unavailable), setup.publishing.blocking(topic_log, APP):
                 pass
         assert (await setup.publish(parts)).where is not None
 
@@ -185,7 +185,7 @@ async def test_in_a_full_store_nothing_new_is_published() -> None:
             await setup.publish(parts, version=2)
 
 
-async def test_it_goes_on_when_nobody_waits_for_the_answer() -> None:
+async def test_a_publish_continues_when_no_caller_waits_for_the_answer() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         parts, epoch = await setup.staged(), await setup.led()
@@ -268,13 +268,13 @@ async def test_a_defect_once_the_log_has_a_publish_closes_the_topic(
         if call == "publish":
             monkeypatch.setattr(TopicLog, "publish", fails)
         else:
-            monkeypatch.setattr(publishing, "_how_far", fails)
+            monkeypatch.setattr(publishing, "_progress_of", fails)
         with pytest.raises(Undecided):
             await setup.publish(await setup.staged(), epoch=epoch)
         assert world.failures == [ORDERS]
 
 
-async def test_a_topic_that_leaves_says_so() -> None:
+async def test_a_topic_that_moves_away_reports_that() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         parts, epoch = await setup.staged(), await setup.led()

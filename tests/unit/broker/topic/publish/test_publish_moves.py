@@ -20,7 +20,7 @@ from onewriter_core.log_format.field_names import TERMINATED, VERSION_PREFIX
 from onewriter_core.topic.model import WHOLE
 
 
-async def test_asked_again_behind_its_epoch_it_does_not_deny_what_is_published() -> None:
+async def test_a_retry_after_its_epoch_does_not_deny_a_published_version() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         parts = await setup.staged()
@@ -30,7 +30,7 @@ async def test_asked_again_behind_its_epoch_it_does_not_deny_what_is_published()
         assert await setup.publish(parts, epoch=old) == DUPLICATE
 
 
-async def test_asked_again_behind_the_topics_end_it_does_not_deny_what_is_published() -> None:
+async def test_a_retry_after_the_end_of_the_topic_does_not_deny_a_published_version() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         parts = await setup.staged()
@@ -40,7 +40,7 @@ async def test_asked_again_behind_the_topics_end_it_does_not_deny_what_is_publis
 
 
 @pytest.mark.parametrize("are_gone", [True, False], ids=["parts gone", "parts there"])
-async def test_what_another_request_published_while_the_parts_were_read_is_not_denied(
+async def test_a_version_that_another_request_published_during_the_read_of_the_parts_is_not_denied(
     *, are_gone: bool
 ) -> None:
     async with serving() as world:
@@ -106,7 +106,7 @@ async def succeeded(world: World) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["a version", "an epoch"])
-async def test_a_deposed_broker_vouches_for_nothing(*, known: bool) -> None:
+async def test_a_deposed_broker_confirms_no_write(*, known: bool) -> None:
     async with serving() as world:
         setup = await setup_of(world)
         epoch = await held(setup)
@@ -120,7 +120,7 @@ async def test_a_deposed_broker_vouches_for_nothing(*, known: bool) -> None:
             await setup.publish(parts, epoch=epoch if known else epoch + 1)
 
 
-async def test_a_deposed_broker_does_not_say_that_an_epoch_may_go_on() -> None:
+async def test_a_deposed_broker_confirms_no_epoch() -> None:
     """A request without rows appends nothing that the store could reject."""
     async with serving() as world:
         setup = await setup_of(world)
@@ -213,7 +213,7 @@ async def test_requests_that_wait_are_bounded_and_the_same_ones_share_an_end() -
         assert await setup.publish(parts, epoch=epoch) == DUPLICATE, "there is room again"
 
 
-async def test_whoever_joined_one_that_fails_hears_why() -> None:
+async def test_a_joined_request_gets_the_error_of_the_failed_one() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         epoch = await held(setup)

@@ -55,7 +55,7 @@ async def test_an_app_of_an_earlier_release_is_bound_by_its_next_publish() -> No
         assert log.state[FIELD] == "alice"
 
 
-async def test_where_subjects_are_not_told_apart_nothing_is_bound_or_refused() -> None:
+async def test_without_authentication_nothing_is_bound_or_refused() -> None:
     async with serving() as world:
         _, log = await log_of(world)
         assert await published(world, log, "alice", 1)
@@ -63,7 +63,7 @@ async def test_where_subjects_are_not_told_apart_nothing_is_bound_or_refused() -
         assert log.state[FIELD] == "alice"
 
 
-async def test_whoever_has_no_token_does_not_publish_under_an_app_of_a_subject() -> None:
+async def test_a_client_without_a_token_does_not_publish_under_an_app_of_a_subject() -> None:
     async with serving() as world:
         _, log = await log_of(world)
         assert await published(world, log, "", 1)
@@ -87,7 +87,7 @@ def bound_to(owner: str, count: int) -> dict[str, str]:
     return fields | {f"{VERSION_PREFIX}app-{number}": "1" for number in range(count)}
 
 
-async def test_a_subject_has_only_so_many_apps() -> None:
+async def test_the_apps_of_a_subject_are_limited() -> None:
     state = bound_to("alice", APPS_PER_SUBJECT_MAX)
     with pytest.raises(Refused, match=r"alice publishes to .* under 32 names already"):
         check_app(ORDERS, state, APP, "alice")

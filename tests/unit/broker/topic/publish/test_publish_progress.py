@@ -26,7 +26,7 @@ def deadlines_of(setup: PublishSetup) -> ProgressDeadlines:
     return deadlines(registry)
 
 
-async def test_who_publishes_as_a_whole_under_its_epoch_makes_progress() -> None:
+async def test_an_atomic_publish_under_an_epoch_counts_as_progress() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         deadlines, parts = deadlines_of(setup), await setup.staged()

@@ -22,7 +22,6 @@ from tests.unit.broker.topic.publish.test_publish_epochs import (
 from tests.unit.broker.topic.publish.test_staging import body, frame
 
 from onewriter_broker.log.store.api import Block, Outcome
-from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.topic.publish import staging
 from onewriter_broker.topic.publish.atomic_publishes import STANDSTILL_SECONDS
 from onewriter_broker.topic.publish.staging import StagedPartRef
@@ -30,6 +29,7 @@ from onewriter_core.errors import Fenced, Refused, Unavailable, Undecided
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.log_format.field_names import VERSION_PREFIX
 from onewriter_core.topic.model import WHOLE
+from onewriter_testing.fake_store.store import Moment
 
 pytestmark = pytest.mark.looptime
 
@@ -117,7 +117,7 @@ async def test_one_whose_last_block_is_not_answered_is_unknown_and_asked_again_d
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
-async def test_while_it_may_be_stored_yet_nobody_is_told_that_it_is_not(*, is_stored: bool) -> None:
+async def test_a_send_with_an_unknown_result_is_not_reported_as_failed(*, is_stored: bool) -> None:
     async with serving() as world:
         setup = await setup_of(world)
         epoch, parts = await held(setup), await large_parts(setup)
@@ -166,7 +166,7 @@ async def test_asked_under_another_epoch_while_the_first_is_under_way_it_is_not_
             await later
 
 
-async def test_behind_it_a_closed_log_says_that_nobody_can_tell() -> None:
+async def test_after_the_send_a_closed_log_reports_an_unknown_result() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         epoch, parts = await held(setup), await large_parts(setup)
@@ -190,7 +190,7 @@ async def test_behind_it_a_closed_log_says_that_nobody_can_tell() -> None:
 
 
 @pytest.mark.parametrize("is_replicated", [True, False])
-async def test_a_failover_tells_what_became_of_it(*, is_replicated: bool) -> None:
+async def test_a_failover_reports_its_outcome(*, is_replicated: bool) -> None:
     async with serving() as world:
         setup = await setup_of(world)
         epoch, parts = await held(setup), await large_parts(setup)
@@ -241,7 +241,7 @@ async def test_one_that_the_store_knows_already_is_taken_back_as_ever() -> None:
         assert (again, again.held) == (DUPLICATE, 4)
 
 
-async def test_a_duplicate_says_what_the_store_knows() -> None:
+async def test_a_duplicate_is_answered_with_the_stored_version() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         epoch, parts = await held(setup), await large_parts(setup)
@@ -256,7 +256,7 @@ async def test_a_duplicate_says_what_the_store_knows() -> None:
         assert [(each.is_duplicate, each.held) for each in found] == [(False, None), (True, 5)]
 
 
-async def test_one_that_waits_for_its_turn_costs_the_topic_nothing() -> None:
+async def test_a_queued_publish_that_times_out_costs_the_topic_nothing() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         epoch, parts = await held(setup), await setup.staged()

@@ -46,8 +46,8 @@ async def published(
     """Publish as the holder, or as a bearer of its capability."""
     right = PublishRight(epoch, Identity(), is_passed_on=by is not None)
     parts = await setup.staged(version)
-    asked = PublishRequest(app, version, epoch, parts, by or Identity(), right)
-    return await setup.publishing.publish(ORDERS, setup.topic, asked, 1_234)
+    request = PublishRequest(app, version, epoch, parts, by or Identity(), right)
+    return await setup.publishing.publish(ORDERS, setup.topic, request, 1_234)
 
 
 async def violations(world: World) -> list[Finding]:
@@ -136,7 +136,7 @@ async def test_where_the_store_refuses_the_record_nothing_is_published(
         assert len(records(world)) == 1
 
 
-async def test_a_record_that_nobody_can_tell_of_is_written_again() -> None:
+async def test_a_record_with_an_unknown_result_is_written_again() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         epoch = await held(setup)
@@ -147,10 +147,10 @@ async def test_a_record_that_nobody_can_tell_of_is_written_again() -> None:
 
         Calls(world, 1, vanish, "after", call="write_audit")
         right = PublishRight(epoch, Identity())
-        asked = PublishRequest(APP, 1, epoch, parts, Identity(), right)
-        await refused(setup.publishing.publish(ORDERS, setup.topic, asked, 1_234))
+        request = PublishRequest(APP, 1, epoch, parts, Identity(), right)
+        await refused(setup.publishing.publish(ORDERS, setup.topic, request, 1_234))
         assert await setup.entries() == 0
-        answer = await setup.publishing.publish(ORDERS, setup.topic, asked, 1_234)
+        answer = await setup.publishing.publish(ORDERS, setup.topic, request, 1_234)
         assert answer.where is not None
         assert len(records(world)) == 2
         assert await violations(world) == []
@@ -172,7 +172,7 @@ async def test_a_damaged_audit_publishes_nothing() -> None:
         assert (await published(setup, epoch)).where is not None
 
 
-async def test_what_is_published_already_needs_no_record() -> None:
+async def test_a_version_published_already_needs_no_record() -> None:
     async with serving() as world:
         setup = await setup_of(world)
         epoch = await held(setup)
@@ -207,7 +207,7 @@ async def test_under_another_binding_the_record_is_written_again() -> None:
         await gates.reached("write_audit")
         log._binding = replace(kept, version=kept.version + 1)
         gates.open("write_audit")
-        assert "changed hands" in str(await refused(asking))
+        assert "has changed" in str(await refused(asking))
         assert await setup.entries() == 2, "of the first publish alone"
         assert await stamp_anew(world.store, log.binding) is Outcome.DONE
         for version in (2, 3):

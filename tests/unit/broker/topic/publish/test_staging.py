@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from tests.contents import stored_in
 from tests.unit.broker.ticks import Others
 
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.store.redis.staged_parts import RedisStagedStore
 from onewriter_broker.log.store.staged_parts import CHUNK_BYTES, Damaged, decode_part
 from onewriter_broker.log.topic_log.atomic_publish import TooLarge
@@ -35,6 +33,8 @@ from onewriter_core.wire.messages import (
     parse_metadata,
 )
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 TOPIC = TopicName.parse("orders")
 BUCKET = bucket_of(TOPIC, 64)
@@ -119,7 +119,7 @@ async def test_frames_become_entries_that_clients_read() -> None:
     ],
     ids=lambda packed: packed[:20].hex() or "nothing",
 )
-async def test_what_clients_could_not_read_is_refused(packed: bytes) -> None:
+async def test_parts_that_clients_could_not_read_are_refused(packed: bytes) -> None:
     with pytest.raises(ProtocolError):
         await staged_rows.check(packed)
 
@@ -233,13 +233,13 @@ PROPERTY = b"\x0a\x07\x0a\x02\xc3\xa9\x12\x01b"
     ],
     ids=["many frames", "plain rows", "rows with properties", "one row with very many"],
 )
-async def test_rows_leave_turns_to_others(packed: bytes, least: int) -> None:
+async def test_writing_rows_lets_other_tasks_run(packed: bytes, least: int) -> None:
     with Others() as others:
         await staged_rows.check(packed)
     assert others.ticks >= least
 
 
-async def test_entries_that_take_long_leave_turns_to_others() -> None:
+async def test_slow_entries_let_other_tasks_run() -> None:
     packed = body(*[frame(b"row")] * 33, *[framed(PROPERTY * 100_000 + b"\x18\x00")[4:]] * 10)
     with Others() as others:
         made = [each async for each in staged_rows.entries(packed, "app", 1, 1)]
@@ -282,7 +282,7 @@ async def test_parts_are_dropped_by_their_names_and_no_others() -> None:
 @pytest.mark.parametrize(
     "change", [{"rows": 2}, {"bytes": 4}, {"checksum": "0"}, {"key": "app/1/0/2"}], ids=str
 )
-async def test_another_part_is_not_taken_for_the_one_that_was_meant(
+async def test_another_part_is_not_confused_with_the_requested_one(
     change: dict[str, object],
 ) -> None:
     world = World()
@@ -291,7 +291,7 @@ async def test_another_part_is_not_taken_for_the_one_that_was_meant(
         await world.staging.load(TOPIC, kept._replace(**change))  # type: ignore[arg-type]
 
 
-async def test_what_has_expired_is_gone() -> None:
+async def test_expired_parts_are_dropped() -> None:
     world = World()
     kept = await world.staging.keep(TOPIC, KEY, body(frame(b"row")))
     world.wall_ms += int(staging.STAGED_SECONDS * 1000) + 1
@@ -349,7 +349,7 @@ async def test_a_version_that_fills_a_bucket_alone_waits_for_nothing(bound: str)
 
 
 @pytest.mark.parametrize("bound", ["bytes", "parts"])
-async def test_a_namespace_leaves_room_in_its_bucket_to_others(bound: str) -> None:
+async def test_a_namespace_leaves_space_in_its_bucket_to_others(bound: str) -> None:
     part = body(frame(b"x" * 1000))
     most = 10
     world = World(room_for(most, part, bound))
@@ -376,7 +376,7 @@ def in_bucket(namespace: str) -> TopicName:
     return next(name for name in names if bucket_of(name, 64) == BUCKET)
 
 
-async def test_what_is_staged_is_known_by_topic() -> None:
+async def test_staged_parts_are_listed_by_topic() -> None:
     world = World()
     part = body(frame(b"row"))
     odd = TopicName.parse("persistent://public/default/with|bar")
@@ -438,7 +438,7 @@ def test_the_largest_publish_of_the_most_entries_fits() -> None:
             stack.enter_context(world.staging.loading(OTHER, parts))
 
 
-def test_topics_whose_publishes_do_not_end_leave_others_room() -> None:
+def test_topics_with_endless_publishes_leave_space_to_others() -> None:
     world = World()
     all_of_it = [StagedPartRef(KEY, 1, PUBLISH_BYTES_MAX, "")]
     small = [StagedPartRef(KEY, 1, staging.TOPIC_MEMORY_BYTES // 2, "")]
@@ -453,14 +453,14 @@ def test_topics_whose_publishes_do_not_end_leave_others_room() -> None:
             pass
 
 
-async def test_a_part_has_only_so_many_frames() -> None:
+async def test_the_frames_of_a_part_are_limited() -> None:
     one = frame(b"row")
     assert await staged_rows.check(body(one, one, one), frames_max=3) == 3
     with pytest.raises(ProtocolError, match="at most 3 frames"):
         await staged_rows.check(body(one, one, one, one), frames_max=3)
 
 
-async def test_counting_many_frames_leaves_turns_to_others() -> None:
+async def test_counting_many_frames_lets_other_tasks_run() -> None:
     packed = body(*[frame(b"row")] * 100)
     with Others() as others:
         assert await staged_rows.count(packed, frames_per_tick=1) == 100
@@ -468,6 +468,6 @@ async def test_counting_many_frames_leaves_turns_to_others() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[1, 2, 3]", "{}", '["x", 1, "c", 2]'])
-def test_what_describes_no_part_is_damaged(text: str) -> None:
+def test_a_record_that_describes_no_part_is_damaged(text: str) -> None:
     with pytest.raises(Damaged):
         decode_part(text)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from tests.stamps import stamp_anew
+from tests.stamps import fence_once, stamp_anew
 
 from onewriter_broker.anchor.api import Record
-from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log.store.api import Append, Binding, Block, Fence, FencedLog, Outcome
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.topic.registry.accounting import Accounting
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.log_format.chain import CHAIN_START
 from onewriter_core.log_format.field_names import TRIMMED
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
+from onewriter_testing.memory_anchor import MemoryAnchor
 
 TOPIC = TopicName.parse("orders")
 ENDS = [Position(5, 9), Position(6, 4)]
@@ -40,14 +40,14 @@ class World:
         """The store has the log up to that entry."""
         assert await stamp_anew(self.store, binding) is Outcome.DONE
         log = FencedLog(TOPIC, True, {"epoch": "5"}, {})
-        await self.store.fence(Fence(binding, ledger, (log,), {}))
+        await fence_once(self.store, Fence(binding, ledger, (log,), {}))
         position = Position(ledger, 1)
         block = Block(position, [1] * entries, b"x" * entries, None, 1, CHAIN_START)
         append = Append(binding, TOPIC, binding.token(ledger), block)
         assert await self.store.append([append]) == [Outcome.DONE]
 
 
-async def test_nothing_is_said_while_nobody_registered_the_bucket_anew() -> None:
+async def test_nothing_is_reported_before_the_bucket_is_registered_again() -> None:
     world = World()
     await world.registered(1, "broker-a")
     world.accounting.left(TOPIC, world.mine, ENDS)
@@ -67,7 +67,7 @@ async def test_a_bucket_that_another_broker_serves_on_the_same_dataset_is_well()
     assert world.lost == [], "what happens to it then is the other's to tell"
 
 
-async def test_what_the_new_dataset_lacks_is_lost_once() -> None:
+async def test_entries_that_the_new_dataset_lacks_are_reported_once() -> None:
     world = World()
     await world.holds(world.mine, 5, 7)
     world.accounting.left(TOPIC, world.mine, ENDS)
@@ -80,7 +80,7 @@ async def test_what_the_new_dataset_lacks_is_lost_once() -> None:
     ]
 
 
-async def test_what_retention_dropped_on_purpose_is_not_lost() -> None:
+async def test_trimmed_entries_are_not_reported_as_lost() -> None:
     world = World()
     await world.holds(world.mine, 8, 1)
     token = world.mine.token(8)
@@ -91,7 +91,7 @@ async def test_what_retention_dropped_on_purpose_is_not_lost() -> None:
     assert world.lost == [Loss(TOPIC, Position(6, 0), Position(6, 4))]
 
 
-async def test_a_store_that_shows_another_dataset_says_nothing() -> None:
+async def test_a_store_with_another_dataset_proves_nothing() -> None:
     """This broker may still be connected to the old primary, which has all entries but no longer counts."""
     world = World()
     await world.holds(world.mine, 5, 9)

@@ -37,8 +37,7 @@ async def test_the_writer_of_a_broken_topic_is_closed_and_its_message_is_not_in_
     async with serving() as world:
         runner = await world.load()
         closing(world, runner)
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         put_foreign(world, key)
         world.send(holder, 0)
         await until(lambda: channel.closed)
@@ -53,14 +52,13 @@ async def test_a_message_of_an_earlier_attempt_is_in_doubt() -> None:
     async with serving() as world:
         runner = await world.load()
         closing(world, runner)
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         world.store.faults.fail_after = 1  # it is stored, and the answer is lost
         world.send(holder, 0)
         await until(lambda: world.appender.statistics.undecided_calls)
         put_foreign(world, LOG)
         await until(lambda: channel.closed, turns=200_000)
-        assert channel.drops == ["the fate of a message is unknown"]
+        assert channel.drops == ["the result of a message is unknown"]
 
 
 async def test_other_topics_are_appended_by_the_same_call_and_by_later_ones() -> None:
@@ -81,12 +79,13 @@ async def test_other_topics_are_appended_by_the_same_call_and_by_later_ones() ->
         assert not runner.logs[0].is_writable
 
 
-async def test_a_fence_that_meets_a_broken_key_closes_its_topic_and_the_appender_goes_on() -> None:
+async def test_a_fence_that_meets_a_broken_key_closes_its_topic_and_the_appender_continues() -> (
+    None
+):
     async with serving() as world:
         runner = await world.load()
         closing(world, runner)
-        _, holder = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: holder.ready)
+        _, holder = await world.granted(runner, AccessMode.EXCLUSIVE)
         _, waiter = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
         put_foreign(world, STATE)
         _, producer_group = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
@@ -112,8 +111,7 @@ async def test_a_topic_whose_key_is_broken_is_not_loaded() -> None:
 async def test_an_audit_that_cannot_be_written_stops_fences_but_not_the_holder() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         put_foreign(world, AUDIT)
         runner.history.audit({"kind": "suspect"})
         world.send(holder, 0)
@@ -141,8 +139,7 @@ async def test_a_cursor_that_cannot_be_saved_closes_the_topic() -> None:
 async def test_a_read_that_meets_the_broken_key_closes_the_topic() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: channel.ready)
+        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE)
         world.send(holder, 0)
         await until(lambda: channel.receipts)
         put_foreign(world, LOG)
@@ -179,7 +176,7 @@ def test_a_broken_topic_is_refused_without_looking_until_it_is_time() -> None:
     assert (len(topics), topics.reason(ORDERS)) == (0, "")
 
 
-def test_what_was_known_of_a_log_is_recalled_when_the_topic_is_served_again() -> None:
+def test_a_log_is_restored_from_memory_when_its_topic_is_served_again() -> None:
     topics = BrokenTopics(lambda: 0.0)
     ends = [Position(5, 7), Position(6, 2)]
     before = served_log(*ends)
@@ -188,13 +185,13 @@ def test_what_was_known_of_a_log_is_recalled_when_the_topic_is_served_again() ->
     topics.found(ORDERS, BrokenKey("twice"))  # another load that failed
     fresh, other = served_log(), served_log()
     topics.recall(ORDERS, fresh)
-    assert (fresh.ends, fresh.committed, fresh.was_refused) == (ends, ends[-1], True)
+    assert (fresh.ends, fresh.committed, fresh.needs_comparison) == (ends, ends[-1], True)
     assert fresh.state == before.state
     fresh._state = {"ledger": "6"}
     topics.recall(ORDERS, fresh)
     assert fresh.state == {"ledger": "6"}  # the existing state has precedence
     topics.recall(TopicName.parse("other"), other)
-    assert not other.was_refused
+    assert not other.needs_comparison
 
 
 def test_topics_of_a_lost_bucket_are_forgotten_and_the_memory_is_bounded() -> None:

@@ -13,13 +13,13 @@ from tests.unit.broker.topic.fence_path_world import until
 
 from onewriter_broker.http.site import status_of
 from onewriter_broker.log.store.api import Binding, Outcome
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs, Undivided
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName, bucket_of, bucket_without_tags
 from onewriter_core.topic.model import WHOLE
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore, Moment
 
 BUCKETS = 64
 ORDERS = TopicName.parse("orders")
@@ -49,7 +49,7 @@ class World:
         assert await self.store.set_catalog(binding, fields) is Outcome.DONE
 
 
-def test_a_part_in_braces_stands_for_the_whole_name() -> None:
+def test_a_part_in_braces_determines_the_bucket_of_the_whole_name() -> None:
     assert bucket_of(BESIDE, BUCKETS) == bucket_of(ORDERS, BUCKETS)
     assert bucket_of(BESIDE, BUCKETS) != bucket_without_tags(BESIDE, BUCKETS)
     assert bucket_of(ORDERS, BUCKETS) == bucket_without_tags(ORDERS, BUCKETS)
@@ -58,7 +58,7 @@ def test_a_part_in_braces_stands_for_the_whole_name() -> None:
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
-async def test_a_topic_that_lies_where_braces_did_not_count_does_not_begin_anew(
+async def test_a_topic_stored_before_braces_counted_does_not_begin_again(
     is_deleted: bool,
 ) -> None:
     world = World()
@@ -71,7 +71,7 @@ async def test_a_topic_that_lies_where_braces_did_not_count_does_not_begin_anew(
     assert await catalogs.entry(BESIDE, binding) is None
 
 
-async def test_a_name_in_braces_that_nobody_used_before_begins() -> None:
+async def test_an_unused_name_in_braces_begins_a_topic() -> None:
     world = World()
     await world.made_without_tags(
         TopicName.parse("{orders}-other"), CatalogEntry(log_numbers=(-1,))
@@ -92,7 +92,7 @@ def declared(partitions: int) -> ExclusiveTopic:
     )
 
 
-def test_what_a_declaration_makes_of_a_topic() -> None:
+def test_a_declaration_determines_the_state_of_a_topic() -> None:
     new, single, named = CatalogEntry(), CatalogEntry(0, (WHOLE,)), CatalogEntry(0, (4, 1))
     wide = CatalogEntry(2, (0, 1))
     for entry in (new, single, named, wide):
@@ -111,11 +111,11 @@ def test_what_a_declaration_makes_of_a_topic() -> None:
         single.grown(3)
 
 
-def test_who_asks_for_partitions_of_a_topic_without_is_told_of_a_conflict() -> None:
+def test_a_request_for_partitions_of_an_undivided_topic_is_a_conflict() -> None:
     assert status_of(Undivided()) == 409
 
 
-async def test_of_two_who_make_a_topic_at_once_one_makes_it() -> None:
+async def test_one_of_two_concurrent_creators_creates_the_topic() -> None:
     """Each change is based on the catalog at its own time."""
 
     def single(known: CatalogEntry | None) -> CatalogEntry:
@@ -138,7 +138,7 @@ async def test_of_two_who_make_a_topic_at_once_one_makes_it() -> None:
         assert await catalogs.entry(ORDERS, binding) == answers[0]
 
 
-async def test_of_many_changes_at_once_none_is_lost() -> None:
+async def test_concurrent_changes_are_not_lost() -> None:
     catalogs = Catalogs((world := World()).store, BUCKETS)
     binding = await world.binding(bucket_of(ORDERS, BUCKETS))
     world.store.faults.hook = lambda *_: asyncio.sleep(0)
@@ -152,7 +152,7 @@ async def test_of_many_changes_at_once_none_is_lost() -> None:
     assert stored == CatalogEntry(policies=dict.fromkeys(names, True))
 
 
-async def test_a_reader_whose_answer_comes_behind_a_change_does_not_hide_it() -> None:
+async def test_an_answer_that_arrives_after_a_change_does_not_hide_it() -> None:
     """The copy of the bucket is forgotten during the check whether a new topic exists elsewhere."""
     catalogs = Catalogs((world := World()).store, BUCKETS)
     binding = await world.binding(bucket_of(BESIDE, BUCKETS))
@@ -199,7 +199,7 @@ async def test_a_change_that_is_refused_leaves_everything() -> None:
     assert await Catalogs(world.store, BUCKETS).entry(ORDERS, None) == single
 
 
-async def test_what_was_read_under_one_binding_is_read_again_under_the_next() -> None:
+async def test_a_catalog_read_under_one_binding_is_read_again_under_the_next() -> None:
     """Another broker may have held the bucket in between."""
     catalogs = Catalogs((world := World()).store, BUCKETS)
     former = await world.binding(bucket_of(ORDERS, BUCKETS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -12,12 +12,12 @@ from tests.unit.broker.topic.fence_path_world import ORDERS, Gates, World, servi
 from tests.unit.broker.topic.test_fence_path_partitions import topics_of
 
 from onewriter_broker.log.store.api import Outcome
-from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.deletion import delete
 from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs
 from onewriter_broker.topic.registry.policies import COMPACTION_THRESHOLD, set_own
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import Unavailable, Undecided
+from onewriter_testing.fake_store.store import FakeLogStore, Moment
 
 FIRST, LAST = ORDERS.with_partition(0), ORDERS.with_partition(3)
 THRESHOLD = COMPACTION_THRESHOLD.of_topic
@@ -74,7 +74,7 @@ async def test_partitions_that_are_written_while_the_topic_begins_to_be_loaded_a
         assert topic.entry.partitions == 4
 
 
-async def test_a_topic_that_is_made_anew_while_it_is_deleted_begins_with_nothing() -> None:
+async def test_a_topic_that_is_made_again_while_it_is_deleted_begins_with_nothing() -> None:
     async with serving() as world:
         topics = await partitioned(world)
         await set_own(topics, ORDERS, "retention", lambda _: 1)
@@ -118,7 +118,7 @@ async def test_a_policy_that_is_set_while_the_topic_unloads_and_gets_partitions_
         assert await in_store(world) == CatalogEntry(4, (0, 1, 2, 3), policies={THRESHOLD: 7})
 
 
-async def test_a_policy_that_is_set_while_the_topic_is_loaded_anew_is_followed() -> None:
+async def test_a_policy_that_is_set_while_the_topic_is_loaded_again_is_followed() -> None:
     async with serving() as world:
         topics, gates, setting = await policy_under_way(world)
         loading = world.tasks.create_task(topics.serve(FIRST))
@@ -128,7 +128,7 @@ async def test_a_policy_that_is_set_while_the_topic_is_loaded_anew_is_followed()
         assert (await loading).compaction_threshold == 7
 
 
-async def test_what_is_changed_while_the_topic_is_loaded_is_followed() -> None:
+async def test_changes_during_the_load_of_a_topic_are_applied() -> None:
     async with serving() as world:
         topics = await partitioned(world)
         gates = Gates(world.store, "read_state")
@@ -162,20 +162,24 @@ class Late:
         execute = self.store.with_faults
 
         async def run_in_order(
-            call: str, run: Callable[[], Awaitable[_Result]], *, writes: bool
+            call: str,
+            run: Callable[[], Awaitable[_Result]],
+            *,
+            writes: bool,
+            about: Sequence[object] = (),
         ) -> _Result:
             if writes and call == self.call:
                 self.call = ""
                 self.held_back.append(run)
                 raise Undecided("the store did not answer in time")
             while writes and self.held_back:
-                await execute("late", self.held_back.pop(), writes=True)
-            return await execute(call, run, writes=writes)
+                await execute("late", self.held_back.pop(), writes=True, about=about)
+            return await execute(call, run, writes=writes, about=about)
 
         monkeypatch.setattr(self.store, "with_faults", run_in_order)
 
 
-async def test_what_is_stored_late_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_block_that_is_stored_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as world:
         topics = await partitioned(world)
         Late(world.store, "set_catalog").hold_back(monkeypatch)
@@ -205,7 +209,7 @@ async def test_a_topic_is_not_served_whose_deletion_is_stored_late(
         assert not late.held_back
 
 
-async def test_what_is_stored_late_is_known_though_a_former_binding_was_used_meanwhile(
+async def test_a_block_that_is_stored_late_is_found_after_use_of_a_former_binding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as world:
@@ -223,7 +227,7 @@ async def test_what_is_stored_late_is_known_though_a_former_binding_was_used_mea
         assert await in_store(world) == found
 
 
-async def test_what_was_stored_without_an_answer_is_known() -> None:
+async def test_a_block_stored_without_an_answer_is_found() -> None:
     async with serving() as world:
         topics = await partitioned(world)
 
@@ -279,24 +283,68 @@ async def test_a_write_that_is_cut_off_is_known() -> None:
         assert await topics.partitions_of(ORDERS) == 4
 
 
-async def test_a_reader_whose_answer_comes_late_takes_nothing_back() -> None:
+async def test_concurrent_readers_share_one_reading() -> None:
     async with serving() as world:
         topics = await partitioned(world)
         topics._catalogs.forget(topics.bucket_of(ORDERS))
-        reads, go_on = 0, asyncio.Event()
+        reads = count_readings(world)
+        readers = [world.tasks.create_task(topics.partitions_of(ORDERS)) for _ in range(50)]
+        assert set(await asyncio.gather(*readers)) == {2}
+        assert len(reads) == 1
 
-        async def late(call: str, when: Moment) -> None:
-            nonlocal reads
-            if (call, when) == ("read_catalog", "after"):
-                reads += 1
-                await some_turns()
-                if reads == 2:
-                    await go_on.wait()
 
-        world.store.faults.hook = late
+async def test_concurrent_readers_share_a_failure_and_later_ones_read_again() -> None:
+    async with serving() as world:
+        topics = await partitioned(world)
+        topics._catalogs.forget(topics.bucket_of(ORDERS))
+
+        async def fail(_call: str, _when: Moment) -> None:
+            await some_turns()
+            raise Undecided("the store does not answer")
+
+        hook, world.store.faults.hook = world.store.faults.hook, fail
+        readers = (topics.partitions_of(ORDERS) for _ in range(3))
+        answers = await asyncio.gather(*readers, return_exceptions=True)
+        assert all(isinstance(answer, Undecided) for answer in answers)
+        world.store.faults.hook = hook
+        assert await topics.partitions_of(ORDERS) == 2
+
+
+async def test_a_cancelled_reader_leaves_the_reading_to_the_next_one() -> None:
+    async with serving() as world:
+        topics = await partitioned(world)
+        topics._catalogs.forget(topics.bucket_of(ORDERS))
         readers = [world.tasks.create_task(topics.partitions_of(ORDERS)) for _ in range(2)]
-        await until(lambda: reads == 2)
-        await topics.set_partitions(ORDERS, 4)
+        await asyncio.sleep(0)
+        readers[0].cancel()
+        assert await readers[1] == 2
+
+
+async def test_a_late_answer_is_not_kept_after_the_catalog_was_forgotten() -> None:
+    async with serving() as world:
+        topics = await partitioned(world)
+        topics._catalogs.forget(topics.bucket_of(ORDERS))
+        go_on = asyncio.Event()
+        reads = count_readings(world, go_on)
+        reader = world.tasks.create_task(topics.partitions_of(ORDERS))
+        await until(lambda: len(reads) == 1)
+        topics._catalogs.forget(topics.bucket_of(ORDERS))
         go_on.set()
-        assert set(await asyncio.gather(*readers)) == {2, 4}
+        assert await reader == 2
+        await topics.set_partitions(ORDERS, 4)
         assert await topics.partitions_of(ORDERS) == 4
+        assert len(reads) == 2
+
+
+def count_readings(world: World, go_on: asyncio.Event | None = None) -> list[None]:
+    """A list that grows with each reading of a catalog, whose answer waits for ``go_on``."""
+    reads: list[None] = []
+
+    async def count(call: str, when: Moment) -> None:
+        if (call, when) == ("read_catalog", "after"):
+            reads.append(None)
+            if go_on is not None:
+                await go_on.wait()
+
+    world.store.faults.hook = count
+    return reads

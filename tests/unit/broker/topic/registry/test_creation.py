@@ -6,13 +6,13 @@ import pytest
 from tests.unit.broker.topic.registry.test_catalog import World
 
 from onewriter_broker.log.store.api import Binding
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.quotas.book import Quota, QuotaBook, QuotaExceeded
 from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs
 from onewriter_broker.topic.registry.creation import ELSEWHERE_SECONDS, Creations
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.topic.model import WHOLE
+from onewriter_testing.fake_store.store import FakeLogStore
 
 BUCKETS = 4
 GREEDY, CALM = "subject greedy", "subject calm"
@@ -99,7 +99,7 @@ async def test_a_restart_forgets_nobodys_topics(installation: Installation) -> N
 
 
 @pytest.mark.parametrize("quota", ["topics_per_subject", "topics_per_namespace"])
-async def test_what_other_brokers_serve_counts(installation: Installation, quota: str) -> None:
+async def test_topics_of_other_brokers_count(installation: Installation, quota: str) -> None:
     one = installation.broker(0, 1, **{quota: 10})
     other = installation.broker(2, 3, **{quota: 10})
     for _ in range(6):
@@ -109,25 +109,25 @@ async def test_what_other_brokers_serve_counts(installation: Installation, quota
     assert await one.made() == 0
 
 
-async def test_who_has_little_has_no_other_brokers_asked(
+async def test_a_namespace_far_below_its_quota_needs_no_request_to_other_brokers(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = installation.broker(0, 1, topics_per_subject=1_000, topics_per_namespace=1_000)
-    asked: list[int] = []
+    requests: list[int] = []
     read = broker.catalogs._read
 
     async def noted(bucket: int, replid: str = "") -> dict[str, CatalogEntry]:
-        asked.append(bucket)
+        requests.append(bucket)
         return await read(bucket, replid)
 
     monkeypatch.setattr(broker.catalogs, "_read", noted)
     for _ in range(10):
         await broker.make()
-    assert sorted(asked) == [0, 1]
+    assert sorted(requests) == [0, 1]
     await broker.make()
-    assert sorted(asked) == [0, 1, 2, 3]
+    assert sorted(requests) == [0, 1, 2, 3]
     await broker.make()
-    assert sorted(asked) == [0, 1, 2, 3]
+    assert sorted(requests) == [0, 1, 2, 3]
 
 
 async def test_a_change_that_fails_counts_no_longer(installation: Installation) -> None:
@@ -155,7 +155,7 @@ async def test_a_change_that_fails_counts_no_longer(installation: Installation) 
     await broker.make()
 
 
-async def test_the_book_shows_what_the_catalogs_say(installation: Installation) -> None:
+async def test_the_quota_book_matches_the_catalogs(installation: Installation) -> None:
     broker = installation.broker(0, 1, 2, 3)
     for creator in (GREEDY, GREEDY, CALM, ""):
         await broker.make(creator)
@@ -164,7 +164,7 @@ async def test_the_book_shows_what_the_catalogs_say(installation: Installation) 
     assert broker.quotas.most(Quota.TOPICS_PER_NAMESPACE) == ("namespace public/default", 4)
 
 
-async def test_an_entry_says_who_made_its_logs() -> None:
+async def test_a_catalog_entry_names_the_creator_of_its_logs() -> None:
     entry = CatalogEntry(log_numbers=(WHOLE,)).with_made(GREEDY, 1).with_log(3).with_made(GREEDY, 1)
     entry = entry.with_log(4).with_made(CALM, 1)
     assert dict(entry.made_by) == {GREEDY: 2, CALM: 1}

@@ -14,8 +14,6 @@ from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, ent
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.compacted import View
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore, Faults
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import Settling
@@ -29,6 +27,8 @@ from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.log_format.field_names import COMPACTED, LEDGER_ENDS, TRIMMED
 from onewriter_core.topic.model import WHOLE, Purpose
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore, Faults
 
 LEDGERS = 3
 BLOCKS = 4
@@ -121,8 +121,8 @@ async def world(policy: Policy, limits: RetentionLimits = RetentionLimits()) -> 
             await former.publish(entry("alice", number), entry("alice", number + 1))
             number += 2
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
-    mine = await TopicHistory.begin(store, owner="broker-b", version=2, ledger=64)
-    return World(server, former, mine, policy, limits)
+    own = await TopicHistory.begin(store, owner="broker-b", version=2, ledger=64)
+    return World(server, former, own, policy, limits)
 
 
 async def test_a_resting_log_is_cut_and_neither_fenced_nor_loaded() -> None:
@@ -143,7 +143,7 @@ async def test_a_long_log_is_measured_whole_a_part_at_a_time() -> None:
     assert w.stored[0] == "6-5"
 
 
-async def test_what_a_subscription_needs_stays() -> None:
+async def test_entries_that_a_subscription_needs_stay() -> None:
     w = await world(Policy(max_entries=1))
     saved = {f"{STATE_PREFIX}audit": '{"v":1,"m":"5-4"}'}
     await w.former.store.set_state(w.mine.binding, TOPIC, (await w.state())["tok"], saved, ())
@@ -184,7 +184,7 @@ async def test_a_cursor_that_cannot_be_read_needs_everything() -> None:
     assert w.stored == before
 
 
-async def test_a_log_that_was_measured_is_looked_at_again_when_it_is_too_old() -> None:
+async def test_a_measured_log_is_checked_again_when_its_entries_are_too_old() -> None:
     w = await world(Policy(max_age_seconds=60, max_entries=10_000))
     before = w.stored
     await w.resting.go_round()
@@ -210,7 +210,7 @@ async def test_a_topic_that_is_in_use_is_left_to_the_other_sweep() -> None:
     assert calls == []
 
 
-async def test_whoever_loads_the_topic_waits_for_the_trim_under_way() -> None:
+async def test_loading_a_topic_waits_for_the_trim_under_way() -> None:
     w = await world(Policy(max_entries=1))
     trimming, may_go_on = asyncio.Event(), asyncio.Event()
 
@@ -252,7 +252,7 @@ async def test_topics_count_as_in_use_until_they_are_left_and_wait_for_who_keeps
         assert topics.loaded[str(ORDERS)] is topic
 
 
-async def test_a_log_that_was_fenced_meanwhile_is_not_cut() -> None:
+async def test_a_log_fenced_during_the_preparation_is_not_trimmed() -> None:
     w = await world(Policy(max_entries=1))
     before = w.stored
 

@@ -12,13 +12,13 @@ import pytest
 from tests.unit.broker.verify.histories import BUCKETS, a_long_history
 
 from onewriter_broker.log.store.api import Block
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.retention.maintenance import ROLL_BYTES_MIN, Maintenance
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.ids import Position, TopicName
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 MEBIBYTE = 1024 * 1024
 
@@ -89,7 +89,7 @@ class Rolled:
     def __init__(self, name: str, entries: int) -> None:
         self.log = log_with_tail(name, 1)
         self.log._ledger_entries = entries
-        self.asked: list[tuple[int, float]] = []
+        self.requests: list[tuple[int, float]] = []
         self.runner = self
 
     @property
@@ -97,22 +97,22 @@ class Rolled:
         return {-1: self.log}
 
     def roll_if_full(self, bytes_max: int, age_seconds_max: float) -> None:
-        self.asked.append((bytes_max, age_seconds_max))
+        self.requests.append((bytes_max, age_seconds_max))
 
 
-def test_only_topics_that_were_written_to_since_their_last_roll_are_looked_at() -> None:
+def test_only_topics_written_since_their_last_roll_are_examined() -> None:
     idle, busy, rolled, closed = (Rolled(name, 5) for name in ("idle", "busy", "new", "old"))
     written = [busy.log, rolled.log, closed.log]
     tested = maintenance(idle, busy, rolled, closed, written=written)
     rolled.log._ledger_entries = 0
     closed.log._is_closed = True
     tested.roll()
-    assert [len(topic.asked) for topic in (idle, busy, rolled, closed)] == [0, 1, 0, 0]
-    assert busy.asked == [(64 * MEBIBYTE, 600)]
+    assert [len(topic.requests) for topic in (idle, busy, rolled, closed)] == [0, 1, 0, 0]
+    assert busy.requests == [(64 * MEBIBYTE, 600)]
     assert list(tested._appender.written) == [busy.log]
 
 
-def test_nothing_is_forgotten_while_there_is_room() -> None:
+def test_nothing_is_forgotten_while_there_is_space() -> None:
     log = log_with_tail("busy", 50)
     topic = SimpleNamespace(runner=SimpleNamespace(logs={-1: log}))
     maintenance(topic, tail_bytes_max=10**6).shrink_tails()

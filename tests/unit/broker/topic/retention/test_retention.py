@@ -8,8 +8,6 @@ from tests.stamps import stamp_anew
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, entry, nobody, waiter
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore, Hook, Moment
 from onewriter_broker.topic.retention.retention import (
     BlockRun,
     Retention,
@@ -21,6 +19,8 @@ from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_core.topic.model import Purpose
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore, Hook, Moment
 
 NOW_MS = 1_000_000
 MARKER = Position(7, 0)
@@ -60,18 +60,20 @@ def test_nothing_goes_until_a_bound_is_declared() -> None:
         (Policy(max_age_seconds=8, max_bytes=500), "5-51"),  # the bound that drops more
     ],
 )
-def test_what_exceeds_any_bound_goes_oldest_first(policy: Policy, expected: str | None) -> None:
+def test_entries_above_any_bound_are_trimmed_oldest_first(
+    policy: Policy, expected: str | None
+) -> None:
     assert cut(policy) == expected
 
 
-def test_a_young_block_in_front_of_old_ones_keeps_them() -> None:
+def test_a_young_block_before_old_ones_keeps_them() -> None:
     block_runs = ten()
     block_runs[2] = BlockRun(block_runs[2].start, 1, 10, 100, NOW_MS)
     found = trim_before(block_runs, Policy(max_age_seconds=3), None, MARKER, NOW_MS)
     assert found == block_runs[2].start
 
 
-def test_nothing_unacknowledged_goes_unless_the_policy_says_so() -> None:
+def test_unacknowledged_entries_stay_unless_the_policy_drops_them() -> None:
     bounded = Policy(max_entries=10)
     assert cut(bounded, lowest=Position(5, 33)) == "5-34"
     assert cut(bounded, lowest=EARLIEST) is None
@@ -118,7 +120,7 @@ def stored(server: FakeServer) -> list[str]:
     return [str(block.position) for block in stored_in(server.primary).logs[TOPIC].blocks]
 
 
-async def test_a_sweep_trims_to_the_bound_and_says_up_to_where(server: FakeServer) -> None:
+async def test_a_sweep_trims_to_the_bound_and_returns_the_position(server: FakeServer) -> None:
     history = await written(server)
     trimmed = await Retention().sweep(history.log, Policy(max_entries=12), nobody, history.clock_ms)
     assert stored(server) == ["6-5", "6-7", "7-0", "7-1", "7-3", "7-5", "7-7"]
@@ -128,7 +130,7 @@ async def test_a_sweep_trims_to_the_bound_and_says_up_to_where(server: FakeServe
     assert report.findings.holds
 
 
-async def test_the_current_ledger_is_cut_behind_its_next_roll(server: FakeServer) -> None:
+async def test_the_current_ledger_is_trimmed_after_its_next_roll(server: FakeServer) -> None:
     history, retention, bound = await written(server), Retention(), Policy(max_entries=2)
     await retention.sweep(history.log, bound, nobody, history.clock_ms)
     assert stored(server)[0] == "7-0"
@@ -138,7 +140,7 @@ async def test_the_current_ledger_is_cut_behind_its_next_roll(server: FakeServer
     assert stored(server) == ["7-7", "8-0"]
 
 
-async def test_what_a_subscription_needs_stays(server: FakeServer) -> None:
+async def test_entries_that_a_subscription_needs_stay(server: FakeServer) -> None:
     history, retention = await written(server), Retention()
     bound = Policy(max_entries=1)
     await retention.sweep(history.log, bound, lambda: Position(5, 4), history.clock_ms)
@@ -148,7 +150,7 @@ async def test_what_a_subscription_needs_stays(server: FakeServer) -> None:
     assert stored(server)[0] == "7-0"
 
 
-async def test_a_subscription_that_comes_while_the_log_is_measured_keeps_its_backlog(
+async def test_a_subscription_created_during_a_measurement_keeps_its_backlog(
     server: FakeServer,
 ) -> None:
     history = await written(server)
@@ -168,7 +170,7 @@ async def test_a_subscription_that_comes_while_the_log_is_measured_keeps_its_bac
     assert (dropped, stored(server)) == (0, before)
 
 
-async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
+async def test_a_subscription_created_between_two_calls_keeps_its_backlog(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = await written(server)
@@ -190,7 +192,7 @@ async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
     assert stored(server)[0] == "5-5"
 
 
-async def test_whoever_comes_while_a_call_is_under_way_begins_behind_its_cut(
+async def test_a_subscription_opened_during_a_trim_begins_after_it(
     server: FakeServer,
 ) -> None:
     history = await written(server)
@@ -198,7 +200,7 @@ async def test_whoever_comes_while_a_call_is_under_way_begins_behind_its_cut(
 
     async def check(call: str, moment: Moment) -> None:
         if (call, moment) == ("trim", "before"):
-            seen.append(history.log.given_up_before)
+            seen.append(history.log.maybe_trimmed_before)
 
     hook(history, check)
     await Retention().sweep(history.log, Policy(max_entries=12), nobody, history.clock_ms)
@@ -215,7 +217,7 @@ async def test_age_is_by_the_blocks_own_times(server: FakeServer) -> None:
     assert stored(server)[0] == "6-0"
 
 
-async def test_after_a_change_of_broker_the_log_is_measured_anew_a_part_at_a_time(
+async def test_after_a_change_of_broker_the_log_is_measured_again_a_part_at_a_time(
     server: FakeServer,
 ) -> None:
     retention = Retention(RetentionLimits(sweep_bytes_max=1, read_blocks_max=4))
@@ -229,7 +231,7 @@ async def test_after_a_change_of_broker_the_log_is_measured_anew_a_part_at_a_tim
     assert sum(dropped) == 10
 
 
-async def test_a_dataset_that_lost_its_tail_is_measured_anew(server: FakeServer) -> None:
+async def test_a_dataset_that_lost_its_tail_is_measured_again(server: FakeServer) -> None:
     history, retention = await written(server), Retention()
     bound = Policy(max_entries=24)
     assert await retention.sweep(history.log, bound, nobody, history.clock_ms) == 0
@@ -273,7 +275,7 @@ async def test_a_deposed_brokers_sweep_changes_nothing(server: FakeServer) -> No
     assert TRIMMED not in history.log.state
 
 
-async def test_a_log_that_is_not_bounded_or_not_open_is_left_alone(server: FakeServer) -> None:
+async def test_a_log_without_bounds_or_not_open_is_not_trimmed(server: FakeServer) -> None:
     history, retention = await written(server), Retention()
     before = stored(server)
     assert await retention.sweep(history.log, UNLIMITED, nobody, history.clock_ms) == 0

@@ -20,8 +20,6 @@ from tests.unit.broker.verify.histories import (
 )
 
 from onewriter_broker.log.store.api import Block, StoredBlock
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.topic.retention.retention import Measured, trim_to
 from onewriter_broker.topic.retention.segments import (
     Segment,
@@ -32,6 +30,8 @@ from onewriter_broker.topic.retention.segments import (
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 
 class BusyStore(FakeLogStore):
@@ -103,7 +103,7 @@ async def trimmed(history: TopicHistory, before: Position) -> None:
     await trim_to(measured, lambda: before)
 
 
-async def test_each_ledger_is_told_with_whose_it_was_and_what_it_holds(
+async def test_each_ledger_is_listed_with_its_holder_and_its_contents(
     server: FakeServer, history: TopicHistory
 ) -> None:
     page = await SegmentIndexes().page(history.log, history.binding.bucket, EARLIEST)
@@ -139,7 +139,7 @@ async def test_each_ledger_is_told_with_whose_it_was_and_what_it_holds(
 
 
 @pytest.mark.parametrize("is_remembered", [True, False])
-async def test_what_is_added_is_told_with_the_next_request(
+async def test_added_values_are_sent_with_the_next_request(
     server: FakeServer, history: TopicHistory, is_remembered: bool
 ) -> None:
     indexes = SegmentIndexes()
@@ -173,7 +173,7 @@ async def test_of_a_trimmed_log_the_numbers_are_those_of_what_is_kept(
     assert (await indexes.page(history.log, history.binding.bucket, EARLIEST)).first == first
 
 
-async def test_a_log_that_is_trimmed_while_it_is_read_anew_is_told_right_in_the_end(
+async def test_a_log_trimmed_during_its_second_reading_is_reported_correctly(
     server: FakeServer, history: TopicHistory
 ) -> None:
     indexes = SegmentIndexes(SegmentLimits(request_bytes_max=1, read_bytes_max=1))
@@ -185,7 +185,7 @@ async def test_a_log_that_is_trimmed_while_it_is_read_anew_is_told_right_in_the_
     assert segments_by_ledger(await everything(indexes, history)) == counted(stored(server))
 
 
-async def test_one_request_reads_a_bounded_part_and_tells_no_ledger_in_parts(
+async def test_one_request_reads_a_limited_part_and_only_whole_ledgers(
     server: FakeServer, history: TopicHistory
 ) -> None:
     indexes = SegmentIndexes(SegmentLimits(request_bytes_max=1, read_bytes_max=1))
@@ -201,7 +201,7 @@ async def test_one_request_reads_a_bounded_part_and_tells_no_ledger_in_parts(
     assert len(told_once) == 6
 
 
-async def test_a_log_of_many_ledgers_is_told_in_pages_and_kept_in_bounds(
+async def test_a_log_of_many_ledgers_is_listed_in_pages_of_bounded_size(
     server: FakeServer,
 ) -> None:
     limits = SegmentLimits(segments_per_page=3, segments_per_log_max=6, read_blocks_max=2)
@@ -219,7 +219,7 @@ async def test_a_log_of_many_ledgers_is_told_in_pages_and_kept_in_bounds(
     assert [each.ledger for each in late.segments] == [23, 24]
 
 
-async def test_a_log_is_indexed_from_where_it_is_asked_for(
+async def test_a_log_is_indexed_from_the_requested_position(
     server: FakeServer, history: TopicHistory
 ) -> None:
     history.log.forget_tail()
@@ -229,7 +229,7 @@ async def test_a_log_is_indexed_from_where_it_is_asked_for(
     }
 
 
-async def test_a_dataset_that_lost_its_tail_is_indexed_anew(
+async def test_a_dataset_that_lost_its_tail_is_indexed_again(
     server: FakeServer, history: TopicHistory
 ) -> None:
     indexes = SegmentIndexes()
@@ -246,7 +246,7 @@ async def test_a_dataset_that_lost_its_tail_is_indexed_anew(
     assert segments_by_ledger(await everything(indexes, history)) == counted(stored(server))
 
 
-async def test_indexes_of_logs_that_nobody_asks_about_are_forgotten(
+async def test_indexes_of_unused_logs_are_dropped(
     server: FakeServer, history: TopicHistory
 ) -> None:
     indexes = SegmentIndexes(SegmentLimits(logs_max=1))
@@ -259,7 +259,7 @@ async def test_indexes_of_logs_that_nobody_asks_about_are_forgotten(
     assert list(indexes._indexes) == [str(other.log.name)]
 
 
-async def test_what_is_published_while_the_log_is_read_is_promised_to_nobody(
+async def test_entries_published_during_a_read_are_not_promised(
     server: FakeServer,
 ) -> None:
     """A reader of all segments that continues after ``last`` misses nothing."""

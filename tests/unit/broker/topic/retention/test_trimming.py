@@ -11,8 +11,6 @@ from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, a_l
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.store.api import Binding, Outcome
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import last_position
 from onewriter_broker.log.topic_log.ranges import Range, lacks, noted_ends
 from onewriter_broker.topic.producers.deduplication import FIELD as DEDUPLICATION_FIELD
@@ -22,6 +20,8 @@ from onewriter_broker.verify.reader import verify
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.log_format.field_names import TRIMMED
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore
 
 MARKER = Limit(Position(10, 0), "ledger")
 SLOW = Limit(Position(6, 3), "subscription", "slow")
@@ -75,7 +75,7 @@ def stored(server: FakeServer) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("requested", "expected"),
     [
         (Position(6, 1), Cut(Position(6, 1), None)),
         (Position(6, 3), Cut(Position(6, 3), None)),
@@ -83,11 +83,13 @@ def stored(server: FakeServer) -> list[str]:
         (Position(99, 0), Cut(Position(6, 3), SLOW)),
     ],
 )
-def test_a_cut_is_what_was_asked_for_or_the_lowest_limit(asked: Position, expected: Cut) -> None:
-    assert cut_of(asked, [MARKER, SLOW]) == expected
+def test_a_cut_is_the_requested_position_or_the_lowest_limit(
+    requested: Position, expected: Cut
+) -> None:
+    assert cut_of(requested, [MARKER, SLOW]) == expected
 
 
-async def test_what_was_asked_for_goes_and_it_is_noted_that_it_went_on_purpose(
+async def test_a_requested_trim_is_performed_and_recorded(
     server: FakeServer, history: TopicHistory
 ) -> None:
     done = await trim(history.log, readers(), Position(6, 4))
@@ -104,7 +106,7 @@ async def test_the_current_ledger_stays(server: FakeServer, history: TopicHistor
     assert done.cut.limited_by == MARKER
 
 
-async def test_what_the_slowest_durable_subscription_lacks_stays_and_it_is_named(
+async def test_entries_for_the_slowest_durable_subscription_stay_and_the_status_names_it(
     server: FakeServer, history: TopicHistory
 ) -> None:
     subscriptions = readers(slow=Position(5, 4), fast=Position(7, 1))
@@ -113,7 +115,7 @@ async def test_what_the_slowest_durable_subscription_lacks_stays_and_it_is_named
     assert stored(server)[0] == "5-5"
 
 
-async def test_what_no_snapshot_of_the_deduplication_has_stays(
+async def test_entries_that_no_deduplication_snapshot_covers_stay(
     server: FakeServer, history: TopicHistory
 ) -> None:
     history.log._state[DEDUPLICATION_FIELD] = "6-3 {}"
@@ -122,7 +124,7 @@ async def test_what_no_snapshot_of_the_deduplication_has_stays(
     assert stored(server)[0] == "6-4"
 
 
-async def test_what_was_not_compacted_stays_and_the_compaction_is_asked_for(
+async def test_uncompacted_entries_stay_and_a_compaction_is_requested(
     server: FakeServer, history: TopicHistory
 ) -> None:
     history.log.keep_uncompacted(is_wanted=True)
@@ -135,7 +137,7 @@ async def test_what_was_not_compacted_stays_and_the_compaction_is_asked_for(
     assert TRIMMED not in history.log.state
 
 
-async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
+async def test_a_subscription_created_between_two_calls_keeps_its_backlog(
     server: FakeServer, history: TopicHistory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standing: dict[str, Position] = {}
@@ -173,7 +175,7 @@ async def test_a_trim_that_is_repeated_changes_nothing_more(
     assert len(server.primary.history) == changes
 
 
-async def test_a_deposed_broker_trims_nothing_and_says_so(
+async def test_a_deposed_broker_trims_nothing_and_reports_that(
     server: FakeServer, history: TopicHistory
 ) -> None:
     before = stored(server)
@@ -204,17 +206,17 @@ def entry_ends(server: FakeServer, cut: Position) -> Position:
 
 
 @pytest.mark.parametrize("cut", [Position(6, 0), Position(6, 1), Position(10, 0)])
-async def test_a_reader_that_had_read_all_that_went_reads_on(
+async def test_a_reader_that_had_read_all_trimmed_entries_continues(
     server: FakeServer, history: TopicHistory, cut: Position
 ) -> None:
     end = entry_ends(server, cut)
     await trim(history.log, readers(), cut)
     assert noted_ends(history.log) == {cut.ledger: end}
     forgotten(history)
-    asked = Position(end.ledger, end.entry + 1)
-    assert not lacks(history.log, asked, cut)
+    request = Position(end.ledger, end.entry + 1)
+    assert not lacks(history.log, request, cut)
     assert lacks(history.log, end, cut)
-    found = await Range(history.log, asked).read()
+    found = await Range(history.log, request).read()
     assert found[0].position == cut
 
 
@@ -228,7 +230,7 @@ async def test_cuts_that_follow_each_other_over_a_marker_remember_the_last_entry
     assert not lacks(history.log, Position(end.ledger, end.entry + 1), Position(6, 1))
 
 
-async def test_a_cut_that_nobody_noted_is_not_explained_by_an_older_note(
+async def test_an_unrecorded_trim_is_not_explained_by_an_older_record(
     history: TopicHistory,
 ) -> None:
     await trim(history.log, readers(), Position(6, 0))
@@ -238,14 +240,14 @@ async def test_a_cut_that_nobody_noted_is_not_explained_by_an_older_note(
     assert lacks(history.log, Position(end.ledger, end.entry + 1), Position(7, 0))
 
 
-async def test_the_ends_that_are_noted_are_bounded(history: TopicHistory) -> None:
+async def test_the_recorded_ledger_ends_are_limited(history: TopicHistory) -> None:
     limits = RetentionLimits(ledger_ends_max=2)
     for cut in (Position(6, 0), Position(7, 0), Position(10, 0)):
         await trim(history.log, readers(), cut, limits)
     assert list(noted_ends(history.log)) == [7, 10]
 
 
-async def test_what_went_with_a_call_that_nobody_answered_is_not_guessed(
+async def test_a_trim_without_an_answer_is_not_assumed(
     server: FakeServer, history: TopicHistory
 ) -> None:
     await trim(history.log, readers(), Position(5, 3))

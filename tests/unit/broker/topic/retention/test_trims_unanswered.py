@@ -19,8 +19,6 @@ from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, a_l
 
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.store.fake.server import FakeServer
-from onewriter_broker.log.store.fake.store import FakeLogStore, Hook, Moment
 from onewriter_broker.log.topic_log.ranges import first_block, lacks, noted_ends, trimmed_of
 from onewriter_broker.topic.retention.retention import Retention
 from onewriter_broker.topic.retention.trimming import Trimmed, trim
@@ -29,6 +27,8 @@ from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.log_format.field_names import LEDGER_ENDS, TRIMMED
 from onewriter_core.topic.model import WHOLE, Purpose
+from onewriter_testing.fake_store.server import FakeServer
+from onewriter_testing.fake_store.store import FakeLogStore, Hook, Moment
 
 MISSED = Position(6, 2)
 """A position in the middle of a ledger that the cuts below drop."""
@@ -74,7 +74,7 @@ async def misses(history: TopicHistory, asked: Position) -> bool:
 # ------------------------------------------------------------ unanswered
 
 
-async def test_readers_do_not_pass_over_what_went_with_a_call_that_nobody_answered(
+async def test_readers_do_not_skip_entries_of_a_trim_without_an_answer(
     server: FakeServer, history: TopicHistory
 ) -> None:
     end = entry_ends(server, CUT)
@@ -97,7 +97,7 @@ async def test_asked_again_the_memory_is_what_the_store_has(
         assert history.log.state[name] == state[name]
 
 
-async def test_what_retention_asked_for_is_known_where_it_is_not_asked_for_again(
+async def test_a_trim_without_an_answer_is_known_after_a_failover(
     server: FakeServer, history: TopicHistory
 ) -> None:
     """As after a failover: the log is measured again, and found trimmed as intended."""
@@ -117,7 +117,7 @@ async def test_what_retention_asked_for_is_known_where_it_is_not_asked_for_again
     assert await misses(history, MISSED)
 
 
-async def test_a_reader_that_comes_while_a_call_is_under_way_is_told(history: TopicHistory) -> None:
+async def test_a_reader_that_arrives_during_a_call_is_notified(history: TopicHistory) -> None:
     seen: list[bool] = []
     history.log._ends.clear()
 
@@ -148,13 +148,13 @@ async def test_no_durable_subscription_begins_where_a_late_copy_may_cut(
     history: TopicHistory,
 ) -> None:
     await unanswered(history, CUT, "before")
-    assert history.log.behind_cuts(EARLIEST) == CUT
+    assert history.log.skip_trimmed(EARLIEST) == CUT
 
 
 # ------------------------------------------------------------ rejected
 
 
-async def test_what_the_store_refused_is_there_for_durable_subscriptions_too(
+async def test_entries_of_a_refused_trim_stay_readable_for_durable_subscriptions(
     server: FakeServer, history: TopicHistory
 ) -> None:
     before = stored(server)
@@ -162,7 +162,7 @@ async def test_what_the_store_refused_is_there_for_durable_subscriptions_too(
     with pytest.raises(Unavailable, match="nothing was trimmed"):
         await trim(history.log, readers(), CUT)
     assert stored(server) == before
-    assert history.log.behind_cuts(EARLIEST) == EARLIEST
+    assert history.log.skip_trimmed(EARLIEST) == EARLIEST
     assert TRIMMED not in history.log.state
     assert LEDGER_ENDS not in history.log.state
 
@@ -175,7 +175,7 @@ async def test_a_refusal_takes_back_no_more_than_its_own_call(history: TopicHist
     with pytest.raises(Unavailable, match="nothing was trimmed"):
         await trim(history.log, readers(), CUT)
     assert history.log.state == known
-    assert history.log.behind_cuts(EARLIEST) == Position(7, 0)
+    assert history.log.skip_trimmed(EARLIEST) == Position(7, 0)
     with pytest.raises(Unavailable, match="nothing was trimmed"):  # although it is noted already
         await trim(history.log, readers(), Position(7, 0))
 
@@ -200,7 +200,7 @@ async def test_a_ledger_that_is_opened_while_the_cut_is_prepared_does_not_refuse
 # ------------------------------------------------------------ concurrent
 
 
-async def test_behind_a_change_of_hands_nothing_goes(
+async def test_after_a_change_of_the_holder_nothing_is_sent(
     server: FakeServer, history: TopicHistory
 ) -> None:
     before = stored(server)
@@ -213,10 +213,10 @@ async def test_behind_a_change_of_hands_nothing_goes(
     with pytest.raises(Unavailable, match="changed during the trim"):
         await trim(history.log, readers(), CUT)
     assert stored(server) == before
-    assert history.log.behind_cuts(EARLIEST) == EARLIEST
+    assert history.log.skip_trimmed(EARLIEST) == EARLIEST
 
 
-async def test_a_subscription_that_comes_while_the_cut_is_prepared_keeps_its_backlog(
+async def test_a_subscription_created_during_the_preparation_of_a_cut_keeps_its_backlog(
     server: FakeServer, history: TopicHistory
 ) -> None:
     standing: dict[str, Position] = {}
@@ -235,7 +235,7 @@ async def test_a_subscription_that_comes_while_the_cut_is_prepared_keeps_its_bac
     assert stored(server)[0] == "5-5"
 
 
-async def test_cuts_that_cross_are_noted_as_far_as_the_farthest(
+async def test_concurrent_cuts_record_the_farthest_one(
     server: FakeServer, history: TopicHistory
 ) -> None:
     ends = {cut.ledger: entry_ends(server, cut) for cut in (Position(6, 0), CUT)}
@@ -270,7 +270,7 @@ async def late(world: World, cut: Position, cursor: str) -> None:
     await store.trim(binding, ORDERS, token, cut, noted)
 
 
-async def test_what_reached_the_store_before_the_fence_is_known_behind_it() -> None:
+async def test_a_block_stored_before_the_fence_is_found_after_it() -> None:
     async with serving() as world:
         await world.load()
         await world.load()

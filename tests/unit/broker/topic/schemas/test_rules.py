@@ -119,7 +119,7 @@ def test_the_same_definition_is_the_same_schema_however_it_is_written() -> None:
         Schema(pb.Schema.KEY_VALUE, bytes(8), {"key.schema.type": "KEY_VALUE"}),
     ],
 )
-def test_what_cannot_be_kept_is_refused(schema: Schema) -> None:
+def test_a_schema_that_cannot_be_stored_is_refused(schema: Schema) -> None:
     with pytest.raises(InvalidSchema):
         check(schema)
 
@@ -140,7 +140,7 @@ def test_of_a_key_and_a_value_both_are_compared() -> None:
     assert not allows(lambda: check_follows(key_value(number, OLD), before, Strategy.FULL))
 
 
-def test_versions_are_found_and_a_deletion_begins_anew() -> None:
+def test_versions_are_found_and_a_deletion_begins_again() -> None:
     state = {f"schema:{each.version}": each.encode() for each in kept(OLD, MAYBE_MORE)}
     state |= {"schema:2": KeptSchema(2, Schema(0), 7, is_deleted=True).encode(), "epoch": "3"}
     found = kept_in(state)

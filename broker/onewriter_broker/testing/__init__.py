@@ -1,1 +1,0 @@
-"""Brokers for tests, reached through ``onewriter.testing``. No other module of the broker imports this package."""

@@ -1,0 +1,1 @@
+"""Tables that are falsified in many ways, and what finds each way."""
