@@ -200,16 +200,16 @@ class Pod:
     def end(self) -> None:
         """End all processes that this pod ever had."""
         self.kill()
-        for process in self._abandoned:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for former in self._abandoned:
+            os.killpg(former.pid, signal.SIGKILL)
+            former.wait()
 
     def stop(self) -> None:
         """Send the signal with which Kubernetes stops the pod, and wait until it has ended."""
-        process, self.process = self.process, None
-        assert process is not None
-        process.terminate()
-        process.wait(SECONDS_MAX)
+        former, self.process = self.process, None
+        assert former is not None
+        former.terminate()
+        former.wait(SECONDS_MAX)
 
     def lose_volume(self) -> None:
         """Lose process and volume; the pod starts again at once with an empty volume."""
@@ -340,6 +340,8 @@ class World:
         def run() -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 loop.run_until_complete(running)
+            loop.run_until_complete(asyncio.sleep(0))  # connections end in the loop's next round
+            loop.run_until_complete(loop.shutdown_default_executor())
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()

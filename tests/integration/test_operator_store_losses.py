@@ -7,11 +7,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.integration.bare_brokers import declared
 from tests.integration.cluster_checker import Outcome, Reports, violations
 from tests.integration.continuous_writer import stored_topic
@@ -25,6 +25,7 @@ from tests.integration.recorded_writer import (
 from tests.integration.store_pods import SHARDS, Pod, PodBrokers, World, pod_names
 
 from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.verbs.adopt import adopt as adopt_command
 from onewriter_core.cluster_views import first_slot, slot_of
 from onewriter_core.ids import Position, TopicName
 
@@ -62,9 +63,7 @@ class Stage:
     def write(self, name: str, *topics: str, fences: bool = False) -> list[WriterProcess]:
         """Start a writer of each topic, and wait until each has receipts."""
         ports = {self.brokers.address(n)[1]: self.brokers.address(n)[1] for n in (0, 1)}
-        found = [
-            WriterProcess(topic, name, self._folder, ports, fences=fences) for topic in topics
-        ]
+        found = [WriterProcess(topic, name, self._folder, ports, fences=fences) for topic in topics]
         self.writers += found
         for writer in found:
             writer.has_acknowledged(LINES)
@@ -78,6 +77,19 @@ class Stage:
         goals = {topic: self.writer(topic).receipts + LINES for topic in topics}
         for topic, goal in goals.items():
             self.writer(topic).has_acknowledged(goal)
+
+    def adopt(self, *options: str) -> None:
+        """Run ``onewriter adopt --all``, as in a broker's pod."""
+        done = CliRunner(
+            env={"ONEWRITER_BUCKETS": str(BUCKETS), "ONEWRITER_REDIS_URL": self.world.url}
+        ).invoke(
+            adopt_command,
+            [
+                *("--all", *options),
+                *("--data-dir", str(self.brokers.data_directory)),
+            ],
+        )
+        assert done.exit_code == 0, done.output
 
     def end(self) -> None:
         (self._folder / PUBLISHING).unlink(missing_ok=True)
@@ -203,9 +215,8 @@ def test_replicas_take_over_without_votes_when_most_primaries_are_lost_together(
         stage.end()
         for topic in (*REPLICATED, *LOCAL):
             outcome = stage.outcome(topic, may_lose=topic in LOCAL)
-            print(topic, len(outcome.missing), outcome.reports, len(outcome.records.acked))
             assert not violations(outcome)
-            assert bool(outcome.missing) == (topic in LOCAL[:2])
+            assert outcome.missing or topic not in LOCAL[:2]
             if not owner_is_lost:  # an owner that lives knows what is missing
                 assert all(outcome.reports.lists(position) for _, position in outcome.missing)
 
@@ -215,7 +226,7 @@ def test_a_primary_whose_pod_a_smaller_layout_removes_hands_over(tmp_path: Path)
     with staged(tmp_path, replicas=2) as stage:
         world = stage.world
         removed = [pod for pod in world.pods if pod.name.endswith("-2")]
-        first = stage.write("first", *REPLICATED, *LOCAL)
+        stage.write("first", *REPLICATED, *LOCAL)
         for pod in removed[:2]:
             move(world, pod)
         stage.more(*REPLICATED, *LOCAL)
@@ -226,6 +237,7 @@ def test_a_primary_whose_pod_a_smaller_layout_removes_hands_over(tmp_path: Path)
             removed[0].stop()
             removed[2].leave()
             removed[2].stop()
+            stage.more(REPLICATED[2], LOCAL[2])
             world.until(lambda: removed[1] not in world.primaries(), "it was not relieved", 2.0)
             removed[1].leave()
             removed[1].stop()
@@ -236,10 +248,7 @@ def test_a_primary_whose_pod_a_smaller_layout_removes_hands_over(tmp_path: Path)
             stage.more(*REPLICATED, *LOCAL)
         stage.end()
         for topic in (*REPLICATED, *LOCAL):
-            outcome = stage.outcome(topic, may_lose=False)
-            print(topic, len(outcome.missing), outcome.reports, len(outcome.records.acked))
-            assert not violations(outcome)
-        print([len(w.records().grants) for w in first])
+            assert not violations(stage.outcome(topic, may_lose=topic in LOCAL))
 
 
 def move(world: World, pod: Pod) -> None:
@@ -248,23 +257,26 @@ def move(world: World, pod: Pod) -> None:
     world.until(lambda: pod in world.primaries(), "it did not take over")
 
 
-@pytest.mark.parametrize("copied", ["replica", "primary", "former replica", "former primary"])
+@pytest.mark.parametrize("copied", ["replica", "primary", "former replica"])
+@pytest.mark.parametrize("brokers_restart", [False, True])
 def test_a_shard_whose_volumes_are_all_lost_is_restored_as_documented(
-    tmp_path: Path, copied: str
+    tmp_path: Path, copied: str, *, brokers_restart: bool
 ) -> None:
-    """The steps of docs/install.md, "Backup and restore". After the copy further messages are acknowledged."""
+    """The steps of docs/install.md, "Backup and restore". After the copy further messages are acknowledged.
+
+    ``former replica``: after the copy it was promoted, so brokers refuse the copy, and a person decides.
+    """
     with staged(tmp_path) as stage:
         world, copy = stage.world, tmp_path / "copy"
-        first = stage.write("first", *REPLICATED, *LOCAL)
+        stage.write("first", *REPLICATED, *LOCAL)
         primary, replica = world.primary_of(0), world.replicas_of(0)[0]
-        source = primary if copied.endswith("primary") else replica
+        source = primary if copied == "primary" else replica
         source.copy_volume(copy)
         stage.more(*REPLICATED, *LOCAL)
-        if copied.startswith("former"):
+        if copied == "former replica":
             with world.operating():
                 primary.lose_volume()
                 world.until_complete()
-            assert world.primary_of(0) is replica
             stage.more(*REPLICATED, *LOCAL)
         with world.operating():
             primary.kill()
@@ -272,26 +284,28 @@ def test_a_shard_whose_volumes_are_all_lost_is_restored_as_documented(
             primary.lose_volume()
             world.until_planned("no pod of shard 0 has its data any more")
             stage.more(REPLICATED[1], LOCAL[1], REPLICATED[2], LOCAL[2])
-        stage.brokers.stop()
+        stage.adopt("--restored")
+        if brokers_restart:
+            stage.brokers.stop()
         primary.stop()
         replica.stop()
         source.restore_volume(copy)
-        world.plans.clear()
         with world.operating():
             primary.start()
             replica.start()
-            stage.brokers.start(wait=False)
+            if brokers_restart:
+                stage.brokers.start(wait=False)
             world.until_complete(skipped_seconds=2.0)
-            assert world.primary_of(0) is source
-            try:
-                stage.brokers.wait_ready()
-            except Exception as e:
-                print(e)
+            if copied == "former replica":
+                stage.brokers.wait_for_event("bucket.refused")
+                stage.adopt("--force", "--reason", "restored")
+            stage.brokers.wait_ready()
             stage.write("second", *REPLICATED, *LOCAL, fences=True)
             stage.more(*REPLICATED, *LOCAL)
-        print(world.commands())
         stage.end()
         for topic in (*REPLICATED, *LOCAL):
-            outcome = stage.outcome(topic, may_lose=shard_of(topic) == 0)
-            print(topic, len(outcome.missing), outcome.reports, len(outcome.records.acked))
-            print([x[:600] for x in violations(outcome)])
+            is_restored = shard_of(topic) == 0
+            outcome = stage.outcome(topic, may_lose=is_restored or topic in LOCAL)
+            assert not violations(outcome)
+            assert outcome.missing or not is_restored
+            assert outcome.reports.at_risk or not (is_restored and brokers_restart)
