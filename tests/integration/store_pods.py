@@ -33,6 +33,7 @@ from tests.servers import SERVER_PROGRAMS
 from tests.unit.kube.installation_configurations import configured
 
 from onewriter_broker import process
+from onewriter_broker.verbs.adopt import adopt as adopt_command
 from onewriter_core.cluster_views import SLOTS, ClusterView, parse_view, slot_of
 from onewriter_core.kubernetes.kinds import POD, Kind
 from onewriter_operator.configuration import Configuration
@@ -88,6 +89,12 @@ def run_broker(arguments: list[str]) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process.uvloop, "run", partial(uvloop.run, loop_factory=PodLoop))
         return process.main(arguments)
+
+
+def run_adopt(options: list[str]) -> None:
+    """Run ``onewriter adopt`` with access to the pods; it ends this process."""
+    with pod_names():
+        adopt_command.main(options)
 
 
 class PodBrokers(ForkedBrokers):
@@ -333,24 +340,21 @@ class World:
     def operating(self, replicas: int = 1) -> Iterator[None]:
         """Run the operator in a thread of its own, for a layout with this number of replicas."""
         self._configuration = configuration_of(replicas)
-        operator = self._new_operator()
-        loop = asyncio.new_event_loop()
-        running = loop.create_task(operator.run())
+        operator, is_over = self._new_operator(), threading.Event()
 
-        def run() -> None:
-            with contextlib.suppress(asyncio.CancelledError):
-                loop.run_until_complete(running)
-            loop.run_until_complete(asyncio.sleep(0))  # connections end in the loop's next round
-            loop.run_until_complete(loop.shutdown_default_executor())
+        async def operate() -> None:
+            while not is_over.is_set():
+                await operator.step()
+                await asyncio.sleep(POLL_SECONDS)
+            await operator.close()
 
-        thread = threading.Thread(target=run, daemon=True)
+        thread = threading.Thread(target=lambda: asyncio.run(operate()), daemon=True)
         thread.start()
         try:
             yield
         finally:
-            loop.call_soon_threadsafe(running.cancel)
+            is_over.set()
             thread.join()
-            loop.close()
 
     def until(self, is_true: Callable[[], bool], what: str, skipped_seconds: float = 0.0) -> None:
         """Wait for a state. The operator's clock skips this time after each look."""

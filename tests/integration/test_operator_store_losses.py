@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from tests.integration.bare_brokers import declared
 from tests.integration.cluster_checker import Outcome, Reports, violations
 from tests.integration.continuous_writer import stored_topic
+from tests.integration.forked import fork
 from tests.integration.forked_brokers import BUCKETS
 from tests.integration.recorded_writer import (
     PUBLISHING,
@@ -22,10 +22,16 @@ from tests.integration.recorded_writer import (
     WriterProcess,
     records_of,
 )
-from tests.integration.store_pods import SHARDS, Pod, PodBrokers, World, pod_names
+from tests.integration.store_pods import (
+    SHARDS,
+    Pod,
+    PodBrokers,
+    World,
+    pod_names,
+    run_adopt,
+)
 
 from onewriter_broker.log.store.keys import Keys
-from onewriter_broker.verbs.adopt import adopt as adopt_command
 from onewriter_core.cluster_views import first_slot, slot_of
 from onewriter_core.ids import Position, TopicName
 
@@ -34,6 +40,8 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.full]
 KEYS = Keys(BUCKETS)
 LINES = 20
 """Receipts of each writer before a fault, and of the next writer after it."""
+
+ADOPT_SECONDS_MAX = 240.0
 
 
 def shard_of(topic: str) -> int:
@@ -80,16 +88,17 @@ class Stage:
 
     def adopt(self, *options: str) -> None:
         """Run ``onewriter adopt --all``, as in a broker's pod."""
-        done = CliRunner(
-            env={"ONEWRITER_BUCKETS": str(BUCKETS), "ONEWRITER_REDIS_URL": self.world.url}
-        ).invoke(
-            adopt_command,
-            [
-                *("--all", *options),
-                *("--data-dir", str(self.brokers.data_directory)),
-            ],
+        log = self._folder / "adopt.log"
+        done = fork(
+            run_adopt,
+            ["--all", *options, "--data-dir", str(self.brokers.data_directory)],
+            log=log,
+            environment={
+                "ONEWRITER_BUCKETS": str(BUCKETS),
+                "ONEWRITER_REDIS_URL": self.world.url,
+            },
         )
-        assert done.exit_code == 0, done.output
+        assert done.wait(ADOPT_SECONDS_MAX) == 0, log.read_text()
 
     def end(self) -> None:
         (self._folder / PUBLISHING).unlink(missing_ok=True)
@@ -257,8 +266,9 @@ def move(world: World, pod: Pod) -> None:
     world.until(lambda: pod in world.primaries(), "it did not take over")
 
 
-@pytest.mark.parametrize("copied", ["replica", "primary", "former replica"])
-@pytest.mark.parametrize("brokers_restart", [False, True])
+@pytest.mark.parametrize(
+    ("copied", "brokers_restart"), [("replica", False), ("primary", True), ("former replica", True)]
+)
 def test_a_shard_whose_volumes_are_all_lost_is_restored_as_documented(
     tmp_path: Path, copied: str, *, brokers_restart: bool
 ) -> None:
@@ -297,7 +307,9 @@ def test_a_shard_whose_volumes_are_all_lost_is_restored_as_documented(
                 stage.brokers.start(wait=False)
             world.until_complete(skipped_seconds=2.0)
             if copied == "former replica":
-                stage.brokers.wait_for_event("bucket.refused")
+                stage.brokers.wait_for_event(
+                    "bucket.waiting", lambda event: "adopt --force" in str(event["reason"])
+                )
                 stage.adopt("--force", "--reason", "restored")
             stage.brokers.wait_ready()
             stage.write("second", *REPLICATED, *LOCAL, fences=True)

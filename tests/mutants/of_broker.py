@@ -91,7 +91,7 @@ MUTANTS = (
         ("S12", "L1"),
         "onewriter_broker.ownership.acquisition:Acquirer.acquire",
         "The first replica connects after the registration, and nothing shows which dataset was registered.",
-        "if not await note_identity(self._store, bucket, desired, node):",
+        "if not await note_identity(self._store, bucket, desired, node, lacks=is_older):",
         "if False:",
         (
             "tests/conformance/test_registration.py",

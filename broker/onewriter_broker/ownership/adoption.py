@@ -156,7 +156,7 @@ def judge(
 def restored(record: Record) -> Record:
     """The record of ``adopt --restored``: the next dataset is a copy that lacks what was written since.
 
-    It has no owner, and names a ledger as granted that no dataset has. Thereby every copy of the data is recognised as older
+    It has no owner, and names a ledger as granted that no dataset has. So every copy of the data is recognised as older
     (``is_restored``), also by brokers of an earlier release, which then let no earlier epoch resume.
     """
     high_water = record.ledger_high_water + LEDGERS_PER_BLOCK

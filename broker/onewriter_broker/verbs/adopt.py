@@ -46,7 +46,7 @@ To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)
 
 Before you restore data from an older copy:  onewriter adopt --all --restored
 Run it while the data's store is down. Brokers then report for every topic, whatever its
-durability, what the copy may lack. Without it nobody can know that the copy is older."""
+durability, what the copy may lack. Without it no broker can know that the copy is older."""
 
 
 @click.command()
