@@ -87,7 +87,9 @@ class PodLoop(uvloop.Loop):
 def run_broker(arguments: list[str]) -> int:
     """Run a broker that finds the pods by their names."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process.uvloop, "run", partial(uvloop.run, loop_factory=PodLoop))
+        patch.setattr(
+            "onewriter_broker.process.uvloop.run", partial(uvloop.run, loop_factory=PodLoop)
+        )
         return process.main(arguments)
 
 
