@@ -644,9 +644,8 @@ class Topics:
         if holding is None or key in self._loading or self.loaded.get(key) is not topic:
             return False
         is_bound = all(each.binding == holding.binding for each in topic.runner.logs.values())
-        if not is_bound or self.unloaded.is_full:
+        if not is_bound or self.unloaded.is_full or not self.unloaded.add(topic, holding):
             return False
-        self.unloaded.add(topic, holding)
         self._drop(topic, "no client uses the topic")
         return True
 

@@ -358,7 +358,7 @@ async def test_what_was_acknowledged_is_compared_with_the_next_dataset(is_lost: 
             broker.topics.dataset_changed(BUCKET, holding)
         assert broker.left == [(ORDERS, holding.binding, (Position(first.epoch, 3),))]
         assert len(broker.topics.unloaded) == 0
-        assert broker.topics.unloaded.sizes == {}
+        assert broker.topics.unloaded.sizes.total() == 0
 
 
 async def test_the_store_counts_if_the_log_was_fenced_meanwhile() -> None:
