@@ -206,6 +206,7 @@ def peer(store: Store, trusted: Path) -> str:
 
 
 @NEEDS_REDIS
+@pytest.mark.timeout(600)
 @pytest.mark.full
 @pytest.mark.parametrize("client", ["python3", "valkey-cli"])
 def test_a_store_with_tls_serves_nothing_else_and_follows_its_certificate(
