@@ -21,6 +21,7 @@ from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.fencing import Fencing, LogBefore
 from onewriter_broker.topic.history.presence import ending_of, note
+from onewriter_broker.topic.history.tenures import PRESENT
 from onewriter_broker.topic.history.topic_history import TopicHistory
 from onewriter_broker.topic.producers.deduplication import Deduplications
 from onewriter_broker.topic.producers.leader_loads import may_promote
@@ -173,6 +174,37 @@ class TopicRunner:
     def _sequences(self, partition: int) -> dict[str, str]:
         fenced = self.topic.partition(partition)
         return self._topic_producers.state(partition, 0 if fenced is None else fenced.epoch)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the topic has no producers, and nothing of it waits, is under way or has a deadline.
+
+        False if its last holder may act as the leader for some time after an assurance (``serve_seconds``): only
+        this runner knows whether that time has passed.
+        """
+        is_busy = (
+            self.producers
+            or self._mailbox
+            or self._answers
+            or self._fences
+            or self._timer is not None
+            or self.topic.is_closed
+            or self.topic.pending_fence is not None
+            or self.topic.queue
+        )
+        return not is_busy and all(map(self._is_partition_at_rest, self.topic.partitions))
+
+    def _is_partition_at_rest(self, partition: Partition) -> bool:
+        """Whether a partition is vacant, and the store has the record that its holder has left."""
+        topic_log = self.logs[partition.number]
+        return (
+            isinstance(partition.ownership, Vacant)
+            and partition.is_open
+            and not partition.serve_seconds
+            and topic_log.is_at_rest
+            and topic_log.state.get(PRESENT, "0") == "0"
+            and not self._dependencies.presence.is_waiting(self.bucket, topic_log)
+        )
 
     # ------------------------------------------------------------ events
 
