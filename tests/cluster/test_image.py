@@ -71,7 +71,9 @@ def test_every_verb_can_be_used(run: Run) -> None:
 
 def test_nothing_can_be_written(run: Run) -> None:
     # One pipe for output and errors, since lines of two pipes can run into each other.
-    container = run("sh", "-c", "exec 2>&1; id -u; touch /opt/onewriter/x; touch /tmp/x && echo temporary")
+    container = run(
+        "sh", "-c", "exec 2>&1; id -u; touch /opt/onewriter/x; touch /tmp/x && echo temporary"
+    )
     container.wait()
     output = container.log()
     assert {str(USER), "temporary"} < set(output.splitlines())

@@ -223,6 +223,32 @@ async def test_a_deposed_primary_that_still_runs_accepts_nothing_that_counts(
     await zombie.close()
 
 
+async def test_a_call_to_a_frozen_primary_ends_when_another_takes_its_place(
+    world: ClusterWorld,
+) -> None:
+    """The heartbeats notice it: the call itself has a longer time limit than the test."""
+    settings = dataclasses.replace(
+        world.settings(), call_timeout_seconds=3600.0, connect_timeout_seconds=2.0
+    )
+    store = RedisLogStore(settings)
+    mine, topic = (await writers(world, store))[0], TOPICS[0]
+    frozen = world.primary
+    frozen.pause()
+    late = asyncio.get_running_loop().create_task(store.append([mine.appending(topic, b"late")]))
+    try:
+        while not late.done():
+            await store.beat("broker-a", "1")
+            await asyncio.sleep(0.1)
+        with pytest.raises(Undecided, match="dropped"):
+            await late
+        seen = await decided(lambda: store.observe([0]))
+        assert seen.previous_replid == mine.binding.replid
+    finally:
+        late.cancel()
+        frozen.resume()
+    await store.close()
+
+
 async def test_a_slot_that_moved_is_found_and_its_bucket_is_bound_by_its_own_record(
     world: ClusterWorld, store: LogStore
 ) -> None:

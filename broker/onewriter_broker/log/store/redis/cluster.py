@@ -38,6 +38,10 @@ class Cluster:
         placed = self._placed(found)
         return [(self._keys.members(min(each)), frozenset(each)) for _, each in placed if each]
 
+    def suspect(self, key: str) -> None:
+        """Note that the key's primary did not answer in time: the next call for the key reads the map."""
+        self.topology.suspect(slot_of(key))
+
     def replicas_of(self, primary: Endpoint) -> int:
         """How many replicas the primary has by the last map, failed ones included."""
         found = self.topology.last

@@ -407,11 +407,12 @@ class RedisLogStore:
         Returns the replies of the shards that answer, each with the shard's buckets (None: all). Raises the error of a
         shard only if no shard answered, or if it is not Undecided.
         """
-        if self._cluster is None:
+        cluster = self._cluster
+        if cluster is None:
             return [(None, await self._read([words[0], keys.MEMBERS, *words[1:]]))]
-        placed = await self._cluster.member_keys()
+        placed = await cluster.member_keys()
         found = await asyncio.gather(
-            *(self._to_shard([words[0], key, *words[1:]]) for key, _ in placed),
+            *(self._to_shard(cluster, [words[0], key, *words[1:]]) for key, _ in placed),
             return_exceptions=True,
         )
         answers = [
@@ -424,13 +425,19 @@ class RedisLogStore:
                 raise reply
         return answers
 
-    async def _to_shard(self, words: Sequence[Word]) -> Reply:
-        """One command for a heartbeat key. A shard that hangs must not delay those that answer."""
+    async def _to_shard(self, cluster: Cluster, words: Sequence[Word]) -> Reply:
+        """One command for a heartbeat key. A shard that hangs must not delay those that answer.
+
+        The next heartbeat then reads the map of the cluster. As soon as that names another primary, all calls that wait
+        for this one end.
+        """
+        key = str(words[1])
         try:
             async with asyncio.timeout(MEMBERS_SECONDS_MAX):
                 return await self._read(words)
         except TimeoutError as error:
-            text = f"the shard with {words[1]!s} did not answer within {MEMBERS_SECONDS_MAX} s"
+            cluster.suspect(key)
+            text = f"the shard with {key} did not answer within {MEMBERS_SECONDS_MAX} s"
             raise Undecided(text) from error
 
     async def read_settings(self) -> dict[str, str]:
