@@ -34,11 +34,14 @@ class Container:
         self.port = free_ports(2)
         self.http_port = self.port + 1
         self.log = directory / "log"
+        self._message = directory / "termination-log"
+        self._message.touch()
         chosen = {
             "PORT": str(self.port),
             "HTTP_PORT": str(self.http_port),
             "DATA_DIR": str(directory / "data"),
             "NAME": "onewriter-broker-0",
+            "TERMINATION_MESSAGE_FILE": str(self._message),
             **settings,
         }
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ONEWRITER_")}
@@ -47,6 +50,11 @@ class Container:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM], stdout=log, stderr=log, env=environment
             )
+
+    @property
+    def termination_message(self) -> str:
+        """What Kubernetes would show of this container when it has ended."""
+        return self._message.read_text()
 
     @property
     def said(self) -> str:
@@ -112,8 +120,32 @@ def test_a_broker_requires_a_store_and_names_the_wrong_setting(tmp_path: Path) -
             assert container.process.wait(60) != 0
             assert words in container.said
             assert "Traceback" not in container.said
+            assert words in container.termination_message
         finally:
             container.end()
+
+
+def test_a_broker_that_refuses_its_store_says_why_in_its_termination_message(
+    valkey: StoreServer, tmp_path: Path
+) -> None:
+    container = Container(tmp_path, REDIS_URL=valkey.url, MINIMUM_DURABILITY="Replicated")
+    try:
+        assert container.process.wait(60) != 0
+        assert container.termination_message.startswith("the store cannot be used: ")
+        assert container.termination_message in container.said
+    finally:
+        container.end()
+
+
+def test_a_broker_that_serves_removes_the_reason_of_an_earlier_end(
+    valkey: StoreServer, tmp_path: Path
+) -> None:
+    container = Container(tmp_path, REDIS_URL=valkey.url)
+    try:
+        (tmp_path / "termination-log").write_text("the store does not answer")
+        eventually(lambda: container.is_ready() and not container.termination_message)
+    finally:
+        container.end()
 
 
 def test_outside_a_cluster_it_does_not_guess_an_api_server(
