@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,10 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import EXCLUSIVE, RawClient, eventually
 from tests.servers import StoreServer
 
+from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.log.store.keys import MEMBERS
+from onewriter_broker.ownership.heartbeats import Beat
+from onewriter_broker.ownership.member_observer import BEAT_SECONDS, MEMBERS_MAX
 from onewriter_testing.ports import free_ports
 
 PROGRAM = """
@@ -146,6 +154,46 @@ def test_a_broker_that_serves_removes_the_reason_of_an_earlier_end(
         eventually(lambda: container.is_ready() and not container.termination_message)
     finally:
         container.end()
+
+
+@contextlib.contextmanager
+def beating(server: StoreServer, members: int) -> Iterator[None]:
+    """Keep the heartbeats of other brokers alive in the store."""
+    stop = threading.Event()
+
+    def beat(counter: int) -> None:
+        value = Beat(counter, Addresses("pulsar://h:1", "http://h:2")).encode()
+        words = [word for n in range(members) for word in (f"broker-{n}~x", value)]
+        server.command("HSET", MEMBERS, *words)
+
+    def run() -> None:
+        for counter in itertools.count(2):
+            if stop.wait(BEAT_SECONDS):
+                return
+            beat(counter)
+
+    beat(1)
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_broker_that_is_one_too_many_ends_and_says_so(
+    valkey: StoreServer, tmp_path: Path
+) -> None:
+    with beating(valkey, MEMBERS_MAX):
+        container = Container(tmp_path, REDIS_URL=valkey.url, NAME="another")
+        try:
+            assert container.process.wait(60) != 0
+            said = f"{MEMBERS_MAX} other brokers are alive, and at most {MEMBERS_MAX} work together"
+            assert said in container.termination_message
+            assert b"another" not in b"".join(valkey.command("HKEYS", MEMBERS))
+        finally:
+            container.end()
 
 
 def test_outside_a_cluster_it_does_not_guess_an_api_server(
