@@ -24,9 +24,9 @@ from onewriter_core.kubernetes.objects import (
     parse_conditions,
 )
 from onewriter_operator.conditions import Verdict, no, unknown, written, yes
-from onewriter_operator.plan.pod_problems import brokers_message
 from onewriter_operator.plan.broker_report import BrokerReport
 from onewriter_operator.plan.facts import BucketFacts, FleetState
+from onewriter_operator.plan.pod_problems import brokers_message
 from onewriter_operator.plan.store_shards import StorePlan, StoreState
 from onewriter_operator.plan.verdicts import drift_left_seconds, drift_verdict, unreachable
 
