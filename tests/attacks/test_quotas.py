@@ -254,8 +254,8 @@ def test_the_watch_reports_refusals_at_declared_topics_only(raw: RawClients) -> 
         client = raw(address_of(broker))
         client.producer("declared", EXCLUSIVE)
         for topic in ("declared", "invented"):
-            with pytest.raises(RefusedByBroker):
-                client.producer(topic, SHARED)
+            with pytest.raises(RefusedByBroker, match="quota_producers_per_namespace"):
+                client.producer(topic, EXCLUSIVE)
         name = "persistent://public/default/declared"
         url = f"{broker.http_url}/onewriter/v1/watch"
         with urllib.request.urlopen(url) as stream:  # noqa: S310 - the broker of this test
