@@ -136,10 +136,9 @@ class _Stream:
 
     async def _send_quotas(self) -> None:
         """Send the topics and namespaces whose producers a quota refuses, if they have changed."""
-        clients = self._site.clients
-        problems = clients.quota_problems
+        problems = self._site.clients.quota_problems
         topics = problems.topics()
-        namespaces = problems.namespaces(clients.topics.shares.full_namespaces)
+        namespaces = problems.namespaces(self._site.topics.shares.full_namespaces)
         found = {
             "type": "QUOTAS",
             "topics": {name: views.quota_problem(each) for name, each in topics.items()},
