@@ -60,6 +60,13 @@ def world(
 ) -> Iterator[World]:
     """The module's own namespace; at its end the logs of its topics are checked."""
     tally = request.config.stash[TALLY]
+    # The module's other fixtures follow before ``everything_is_ready``, which belongs to each test.
+    until(
+        lambda: (
+            installation.is_ready() and installation.has_its_nodes() and installation.is_placed()
+        ),
+        installation.diagnostics,
+    )
     with World(tested, installation, request.module.__name__, tally) as found:
         yield found
 

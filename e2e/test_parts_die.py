@@ -200,7 +200,7 @@ def test_a_broker_without_the_api_server_continues_and_reports_it(
     installation: Installation, stock: Writers, sidecar: Writers, faults: Faults
 ) -> None:
     former = stock.settled()
-    broker = installation.owner(stock.topic)
+    broker = serving_broker(installation, stock)
     heal = faults.cut_off(installation.pod(broker), API_PORTS)
     waits = partial(waiting_reasons, installation, broker)
     until(lambda: any("API server does not answer" in each for each in waits()), waits)
@@ -216,6 +216,12 @@ def test_a_broker_without_the_api_server_continues_and_reports_it(
     crashed_and_back(stock, former, successor)
 
 
+def serving_broker(installation: Installation, writers: Writers) -> str:
+    """Return the broker that serves the writers' topic, once no bucket is moving after an earlier fault."""
+    until(installation.is_placed, installation.diagnostics)
+    return installation.owner(writers.topic)
+
+
 def waiting_reasons(installation: Installation, broker: str) -> list[str]:
     """Return why buckets wait, as the broker reports at /readyz."""
     return list(installation.readiness(broker)["buckets"]["waiting"].values())
@@ -227,7 +233,7 @@ def test_a_broker_that_loses_the_store_loses_its_topics_and_appends_nothing(
     all_writers = (stock, sidecar)
     formers = [writers.settled() for writers in all_writers]
     outcomes = [writers.outcomes() for writers in all_writers]
-    broker = installation.owner(stock.topic)
+    broker = serving_broker(installation, stock)
     heal = faults.cut_off(installation.pod(broker), STORE_PORTS)
     until(lambda: installation.owner(stock.topic) not in {"", broker})
     for writers in all_writers:

@@ -13,7 +13,7 @@ from e2e.api import path
 from e2e.clusters import TestedCluster
 from e2e.installation import NAMESPACE, RELEASE, RESTRICTED, Installation
 from e2e.log import Tally
-from e2e.writers import Writers
+from e2e.writers import Writers, until
 
 from onewriter_broker.log.store.keys import Keys
 from onewriter_core.cluster_views import first_slot, slot_of
@@ -113,6 +113,8 @@ class World:
         raise AssertionError(f"no bucket is in shard {shard}")
 
     def _name_served(self, stem: str, is_right: Callable[[str], bool]) -> str:
+        """Return a topic's name whose broker is right, once no bucket is moving."""
+        until(self.installation.is_placed, self.installation.diagnostics)
         owners = []
         for number in range(100):
             name = f"{stem}-{number}"

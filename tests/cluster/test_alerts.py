@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster import commands, promtool
+from tests.cluster.control_plane import COMMAND_SECONDS
 from tests.unit.charts.rendering import of_kind, rendered
-
-JUDGE_SECONDS = 60.0
 
 Json = dict[str, Any]
 
@@ -168,7 +167,7 @@ def check(directory: Path, *tests: Json) -> str:
     (directory / "tests.yaml").write_text(yaml.safe_dump(whole))
     for verb in (["check", "rules", "rules.yaml"], ["test", "rules", "tests.yaml"]):
         command = [str(promtool.program()), *verb]
-        done = commands.run(command, directory=directory, seconds=JUDGE_SECONDS)
+        done = commands.run(command, directory=directory, seconds=COMMAND_SECONDS)
         if done.returncode != 0:
             return done.stdout + done.stderr
     return ""

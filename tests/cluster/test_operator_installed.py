@@ -32,6 +32,15 @@ RELEASE = "onewriter"
 NAMESPACE = "system"
 
 
+RIGHTS = (
+    ("create", "leases.coordination.k8s.io"),
+    ("watch", "exclusivetopics.onewriter.dev"),
+    ("get", "nodes"),
+    ("create", "endpointslices.discovery.k8s.io"),
+    ("delete", "pods"),
+)
+"""A right of each role that the chart gives the operator. The API server notices them some time after they are stored."""
+
 OPT_INS = [f"--set=operator.{value}.enabled=true" for value in ("leaderServices", "podDeletion")]
 
 
@@ -49,6 +58,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         assert done.returncode == 0, done.stderr
         # The API server would call its own webhook in pods that do not run.
         found.kubectl("delete", "mutatingwebhookconfigurations", "--all")
+        for kind in ("exclusivetopics", "producerclaims", "onewriters"):
+            found.until_served("onewriter.dev", kind)
+        user = f"system:serviceaccount:{NAMESPACE}:{RELEASE}-operator"
+        for verb, resource in RIGHTS:
+            found.until_allowed(user, verb, resource, namespace=NAMESPACE)
         yield found
 
 

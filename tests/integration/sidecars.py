@@ -22,6 +22,10 @@ from onewriter_testing.ports import free_ports
 SECONDS_MAX = 120.0
 
 
+class SessionOver(Exception):
+    """A sidecar has refused all of a stream, because its session had ended. The text is the sidecar's answer."""
+
+
 def _main() -> None:
     sidecar(args=[], prog_name="onewriter sidecar")
 
@@ -107,7 +111,7 @@ class Sidecar:
         return f"Bearer {self.key_path.read_text().strip()}"
 
     def stream(self, contents: list[bytes], session: str) -> list[Any]:
-        """Send a length-prefixed stream; return the lines of the answer."""
+        """Send a length-prefixed stream; return the lines of the answer. Raises SessionOver."""
         body = b"".join(len(each).to_bytes(4, "big") + each for each in contents)
         kind = "application/vnd.onewriter.messages"
         request = (
@@ -119,6 +123,8 @@ class Sidecar:
             link.sendall(request + body)
             received = b"".join(iter(lambda: link.recv(65536), b""))
         head, _, rest = received.partition(b"\r\n\r\n")
+        if b" 409 " in head.splitlines()[0]:
+            raise SessionOver(rest.decode())
         assert b" 200 " in head.splitlines()[0], received[:500]
         return [json.loads(line) for line in _unchunked(rest).splitlines()]
 

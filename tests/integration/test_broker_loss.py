@@ -11,7 +11,7 @@ from datetime import datetime
 
 import pytest
 from pulsar import ProducerAccessMode as Mode
-from tests.integration.conftest import RawClients, StockClients
+from tests.integration.conftest import SECONDS_MAX, RawClients, StockClients
 from tests.integration.following import at_owner, follow, placed, topic_of
 from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import Http
@@ -205,7 +205,7 @@ def test_a_leaving_broker_fails_no_send_and_refuses_no_waiter(
         eventually(lambda: Http(bare.http_urls[1])("GET", status)[1]["waiters"])
         assert not waiter.done(), "it waits at the other broker"
         holder.close()
-        waiter.result(60).send(b"its own")
+        waiter.result(SECONDS_MAX).send(b"its own")
     expected = [*(str(number).encode() for number in range(len(sent))), b"its own"]
     assert contents_of(bare.address(1), topic) == expected
 
@@ -228,7 +228,7 @@ def test_a_client_of_an_unserved_topic_retries_on_the_same_connection(
         assert not asking.done()
         leading.send(b"undisturbed")
         (bare.data_directory / "elsewhere").rename(anchor)
-        asking.result(60.0).send(b"at last")
+        asking.result(SECONDS_MAX).send(b"at last")
     assert [event["kind"] for event in bare.events("topic.transition")] == ["grant", "grant"]
 
 

@@ -21,7 +21,7 @@ from tests.integration.owners import lost, own
 from onewriter_testing.processes import LocalBrokers
 
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))
-SECONDS_MAX = 60.0
+SECONDS_MAX = 120.0
 
 SLEEP = [sys.executable, "-c", "import time; print('runs', flush=True); time.sleep(600)"]
 

@@ -186,7 +186,7 @@ def test_a_stock_consumer_reads_with_two_properties(
         topic, "group", properties={GENERATION: "1", NONCE: "secret"}
     )
     raw(broker.address()).producer(topic).publish(b"x")
-    assert consumer.receive(timeout_millis=30_000).data() == b"x"
+    assert consumer.receive(timeout_millis=60_000).data() == b"x"
 
 
 def test_an_owner_that_returns_reads_again(

@@ -72,7 +72,6 @@ def publish_through_cuts(
         access_mode=mode,
         block_if_queue_full=True,
         max_pending_messages=300,
-        send_timeout_millis=60_000,
         **SHAPES[shape],
     )
     results: list[Any] = [None] * count

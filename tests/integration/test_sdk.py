@@ -60,7 +60,12 @@ async def test_a_stream_through_a_network_that_cuts(
     topic: str, mode: AccessMode, batching: Batching | None
 ) -> None:
     """Neither a hole nor a duplicate, and a single epoch."""
-    options = ProducerOptions(access_mode=mode, pending_messages_max=200, batching=batching)
+    options = ProducerOptions(
+        access_mode=mode,
+        pending_messages_max=200,
+        batching=batching,
+        send_timeout_seconds=SECONDS,
+    )
     contents = [b"%d" % number + b"." * 200 for number in range(MESSAGES)]
     with forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
         volume = sum(map(len, contents))
@@ -75,7 +80,7 @@ async def test_a_stream_through_a_network_that_cuts(
                 assert producer.epoch == epoch
             assert proxy.cuts_left <= 0, "nothing was cut"
             async with Client(proxy.url) as client, await client.create_reader(topic) as reader:
-                stored = [(await reader.next(timeout_seconds=30.0)).content for _ in contents]
+                stored = [(await reader.next(timeout_seconds=SECONDS)).content for _ in contents]
                 assert not await reader.has_message_available()
     assert stored == contents
     known = [each for each in ids if each.ledger >= 0]

@@ -20,7 +20,7 @@ import pytest
 from tests.integration.conftest import ATTENTIVE, ROUNDS, RawClients, StockClients
 from tests.integration.forked_brokers import BUCKETS, forked_brokers
 from tests.integration.raw import EXCLUSIVE, FENCING, contents_of, entries_of, eventually
-from tests.integration.sidecars import Events, Sidecar, sidecars
+from tests.integration.sidecars import Events, SessionOver, Sidecar, sidecars
 from tests.servers import running_server
 
 from onewriter_core.wire.messages import parse_metadata
@@ -224,10 +224,14 @@ def test_results_stored_and_not_stored_are_true(
             contents = [b"%d/%d" % (number, each) for each in range(2_000)]
             taking = threading.Timer(0.02 + 0.01 * (number % 7), _take_over, [brokers, raw, topic])
             taking.start()
-            lines = writer.stream(contents, session)
+            try:
+                for content, line in zip(
+                    contents, writer.stream(contents, session)[:-1], strict=False
+                ):
+                    outcomes[content] = line["stored"]
+            except SessionOver:  # on a busy machine the topic is taken before the stream begins
+                outcomes |= dict.fromkeys(contents, False)
             taking.join()
-            for content, line in zip(contents, lines[:-1], strict=False):
-                outcomes[content] = line["stored"]
         writer.lead()
     log = contents_of(brokers.address(), topic)
     assert len(set(log)) == len(log), "a message stands twice"

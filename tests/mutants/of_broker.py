@@ -53,6 +53,18 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a-grant-that-was-not-recorded-in-time-stays-unrecorded",
+        ("S12", "S5"),
+        "onewriter_broker.ownership.adoption:acquired",
+        "A failover loses a grant, and holders of earlier epochs resume.",
+        "last_ledger=max(record.last_ledger, unit.last_ledger),",
+        "last_ledger=record.last_ledger,",
+        (
+            f"{UNIT}/ownership/test_ownership_datasets.py",
+            f"{UNIT}/ownership/test_adoption.py",
+        ),
+    ),
+    Mutant(
         "a-past-dataset-counts-again",
         ("S5", "S12"),
         "onewriter_broker.ownership.adoption:judge",

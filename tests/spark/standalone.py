@@ -104,7 +104,7 @@ class Standalone:
             size = ("--cores", "1", "--memory", "600m", "--webui-port", "0")
             work = ("--work-dir", str(self._folder / "work"))
             self._spawn(host, "Worker", "--host", host, *size, *work, self.url)
-        wait_until(lambda: self._log("master").count("Registering worker") == len(WORKER_HOSTS))
+        wait_until(self._knows_both_workers)
 
     def stop(self) -> None:
         """Kill all its processes."""
@@ -146,6 +146,11 @@ class Standalone:
         with contextlib.suppress(OSError), socket.create_connection((MASTER_HOST, self._port)):
             return True
         return False
+
+    def _knows_both_workers(self) -> bool:
+        """Whether both have asked to be registered. A worker that gets no answer for a while asks again."""
+        log = self._log("master")
+        return all(f"Registering worker {host}:" in log for host in WORKER_HOSTS)
 
     def _log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace")

@@ -204,6 +204,8 @@ def acquired(
         addresses=addresses,
         # Also above the ledgers in the store: an anchor restored from a backup is older.
         ledger_high_water=max(record.ledger_high_water, unit.last_ledger) + LEDGERS_PER_BLOCK,
+        # A grant that the former owner did not record in time.
+        last_ledger=max(record.last_ledger, unit.last_ledger),
         clean=False,
     )
     match verdict:

@@ -127,7 +127,7 @@ class Fencing:
         marker under the binding that is current at the return counts: an earlier marker is in a dataset
         or bucket ownership that no longer applies.
 
-        Without ``flush`` the anchor records the grant, too. The method waits for that record if the fence
+        The anchor records the ledger of a new epoch, too. The method waits for that record if the fence
         ends the right of a producer that may return. None: this broker no longer serves the topic.
 
         Raises BrokenKey if a key of the topic is unusable.
@@ -155,9 +155,9 @@ class Fencing:
             # In parallel with the fence. If the grant then fails, the anchor only expects a higher
             # ledger than the store has.
             recording = None
-            if not flush and must_be_recorded:
+            if must_be_recorded:
                 recording = self._dependencies.spawn(self._record_grant(ledger))
-            elif not flush:
+            elif begins_epoch:
                 self._dependencies.ownership.note_grant(self._bucket, ledger)
             outcome = await self._dependencies.appender.fence(fence, logs, flush=flush)
             if recording is not None:

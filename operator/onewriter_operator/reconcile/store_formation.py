@@ -11,6 +11,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
@@ -86,6 +87,7 @@ class StoreClusterReconciler:
         self._processes: dict[str, Process] = {}
         self._encoded_password = ""
         self._is_denied = False
+        self._problems: dict[str, str] = {}
         self._places: dict[str, str] = {}
         self._read_places_at = float("-inf")
         self._seen: object = None
@@ -114,6 +116,7 @@ class StoreClusterReconciler:
     async def step(self) -> float:
         """Ask, plan and execute; the delay of the next step. Raises ApiRefused, ApiUnreachable."""
         await self._connect_all()
+        self._problems.clear()
         members = names.store_members(self._configuration)
         answers = dict(
             zip(
@@ -130,6 +133,9 @@ class StoreClusterReconciler:
         ]
         wanted = self._configuration.store
         plan = plan_store(pods, Layout(wanted.shards, wanted.replicas), unchanged_seconds)
+        if plan.state is StoreState.UNKNOWN and self._problems:
+            _, problem = min(self._problems.items())
+            plan = replace(plan, message=f"{plan.message}: {problem}")
         self._report(plan)
         for command in plan.commands:
             try:
@@ -149,7 +155,13 @@ class StoreClusterReconciler:
 
     def _connect_to_pod(self, pod: str, password: str) -> Process:
         host = names.host(self._configuration, names.store_pods(self._configuration))
-        return StoreProcess(f"{pod}.{host}", PORT_STORE, names.STORE_OPERATOR, password)
+        return StoreProcess(
+            f"{pod}.{host}",
+            PORT_STORE,
+            names.STORE_OPERATOR,
+            password,
+            ca_file=self._configuration.operator.store_ca_file,
+        )
 
     async def _connect_all(self) -> None:
         """Prepare the connections, with the password that is in the Secret now. No connection without the Secret.
@@ -182,8 +194,10 @@ class StoreClusterReconciler:
         except AccessDenied as error:
             log.warning("store.access_denied", pod=pod, reason=str(error))
             self._is_denied = True
+            self._problems[pod] = str(error)
         except Unavailable as error:
             log.debug("store.no_answer", pod=pod, reason=str(error))
+            self._problems[pod] = str(error)
         else:
             announced = answer.view.own.host
             if announced.partition(".")[0] == pod:

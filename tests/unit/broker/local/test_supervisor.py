@@ -356,7 +356,7 @@ async def test_a_signal_stops_everything_cleanly(tmp_path: Path, number: signal.
         await eventually(lambda: bool(names(tmp_path, "up-*")))
         await asyncio.sleep(0.3)
         supervisor.send_signal(number)
-        assert await asyncio.to_thread(supervisor.wait, 30) == 0
+        assert await asyncio.to_thread(supervisor.wait, 120) == 0
         assert [event for event, _ in events()] == ["child.started", "child.ended"]
         assert names(tmp_path, "terminated-*")
 

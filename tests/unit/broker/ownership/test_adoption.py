@@ -339,6 +339,15 @@ def test_a_rewound_anchor_reserves_above_what_the_store_has_seen() -> None:
     assert claim(USED, seen, SameDataset()).ledger_high_water == 500 + LEDGERS_PER_BLOCK
 
 
+@pytest.mark.parametrize("answer", [SameDataset(), Adopt(grants_known=True)])
+def test_the_record_has_the_grants_that_the_former_owner_did_not_record_in_time(
+    answer: SameDataset | Adopt,
+) -> None:
+    later = node(OLD, generation=3, last_ledger=120)
+    assert claim(USED, later, answer).last_ledger == 120
+    assert claim(USED, node(OLD, generation=3, last_ledger=90), answer).last_ledger == 100
+
+
 def test_force_registers_above_every_ledger_and_ends_the_right_to_resume() -> None:
     record = forced(USED, 0, node(ELSEWHERE, generation=9, last_ledger=500), owner="operator")
     assert record == Record(

@@ -71,6 +71,36 @@ async def test_after_a_torn_restart_no_holder_resumes_under_any_later_owner(worl
     assert restarted.may_resume(2)
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_grant_that_was_not_recorded_in_time_is_recorded_by_the_next_owner(
+    world: World, is_seen: bool
+) -> None:
+    first = await acquired(world)
+    await world.grant(first)
+    node = world.server.primary
+    before = len(node.history)
+    await world.fence(first)  # a grant; its owner is killed before it records it
+    if is_seen:
+        assert await world.broker("broker-0~b").acquire(0) is not None
+    world.server.restart(node, keep=before)
+    holding = await world.broker("broker-0~c").acquire(0)
+    assert holding is not None
+    assert holding.may_resume(1) is not is_seen
+
+
+async def test_holders_may_resume_if_only_the_marker_of_a_load_is_lost(world: World) -> None:
+    await world.grant(await acquired(world))
+    second = world.broker("broker-0~b")
+    assert await second.acquire(0) is not None
+    node = world.server.primary
+    before = len(node.history)
+    await world.fence(second, "broker-0~b")  # a load: not recorded, because it grants nothing
+    world.server.restart(node, keep=before)
+    holding = await world.broker("broker-0~c").acquire(0)
+    assert holding is not None
+    assert holding.may_resume(1)
+
+
 async def test_without_recorded_grants_only_a_clean_release_lets_holders_resume(
     world: World,
 ) -> None:

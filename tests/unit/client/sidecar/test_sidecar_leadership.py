@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from onewriter.sidecar.settings import Settings
 from onewriter_core.wire import replies
 from onewriter_core.wire.messages import parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_testing.ports import free_ports
 
 
 async def read_event(response: aiohttp.ClientResponse) -> dict[str, Any]:
@@ -232,7 +232,7 @@ async def test_a_stop_does_not_wait_for_ever(broker: FakeBroker, tmp_path: Path)
 async def test_the_setting_accepts_a_release_without_a_key_over_the_port(
     broker: FakeBroker, tmp_path: Path
 ) -> None:
-    port = free_port()
+    port = free_ports(1)
     async with running_sidecar(broker, tmp_path, port=port, release_without_key=True) as sidecar:
         await sidecar.lead()
         async with (
@@ -270,7 +270,7 @@ async def test_ready_means_what_was_chosen(
 async def test_the_health_port_offers_probes_and_metrics_and_nothing_else(
     broker: FakeBroker, tmp_path: Path
 ) -> None:
-    port = free_port()
+    port = free_ports(1)
     async with running_sidecar(
         broker, tmp_path, health_host="127.0.0.1", health_port=port
     ) as sidecar:
@@ -288,12 +288,6 @@ async def test_the_health_port_offers_probes_and_metrics_and_nothing_else(
                 async with probe.request(method, path, headers=headers) as answer:
                     assert answer.status == 404, path
     assert broker.sends() == []
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 async def test_metrics_count_what_happened(broker: FakeBroker, sidecar: SidecarWorld) -> None:
