@@ -35,7 +35,7 @@ from onewriter_operator.brokers.delays import (
     Debounce,
 )
 from onewriter_operator.brokers.lookups import TOGETHER_MAX, LookUps
-from onewriter_operator.brokers.quota_problems import Quotas, topics_of
+from onewriter_operator.brokers.quota_problems import QuotaReports, topics_of
 from onewriter_operator.brokers.store_problems import LastingProblem, full, read_only, unreachable
 from onewriter_operator.brokers.views import View, Views, claims_in
 from onewriter_operator.declarations import BODY_BYTES_MAX, Declarations, Desired, Piece
@@ -164,7 +164,7 @@ class Fleet:
         self._listener = listener
         self._views = Views()
         self._buckets = Buckets(limits.patience_seconds)
-        self._quotas = Quotas()
+        self._quotas = QuotaReports()
         self._buckets_timer: asyncio.TimerHandle | None = None
         self._store_away, self._store_fault, self._store_full = (
             LastingProblem(judge, limits.patience_seconds)

@@ -20,7 +20,7 @@ class _Report:
     namespaces: dict[str, QuotaProblem] = field(default_factory=dict)
 
 
-class Quotas:
+class QuotaReports:
     """The quotas of one installation, by the reports of its brokers."""
 
     def __init__(self) -> None:

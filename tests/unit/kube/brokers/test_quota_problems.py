@@ -7,7 +7,7 @@ from typing import Any
 from tests.unit.kube.brokers.fleet_world import TOPIC, World, until
 from tests.unit.kube.fake_broker import FakeBroker, status
 
-from onewriter_operator.brokers.quota_problems import Quotas, topics_of
+from onewriter_operator.brokers.quota_problems import QuotaReports, topics_of
 from onewriter_operator.plan.facts import QuotaProblem
 
 OTHER = "persistent://shop/default/bills"
@@ -19,7 +19,7 @@ def problem(reason: str = "100 producers", *, holds: bool = False) -> dict[str, 
 
 
 def test_a_topic_counts_whichever_broker_refuses_its_producers() -> None:
-    quotas = Quotas()
+    quotas = QuotaReports()
     assert quotas.put("broker-0", {"topics": {}, "namespaces": {}}) == (set(), set())
     assert quotas.put("broker-1", {"topics": {TOPIC: problem()}}) == ({TOPIC}, set())
     assert quotas.put("broker-1", {"topics": {TOPIC: problem()}}) == (set(), set())
@@ -30,7 +30,7 @@ def test_a_topic_counts_whichever_broker_refuses_its_producers() -> None:
 
 
 def test_a_full_namespace_counts_for_the_topics_that_this_broker_serves() -> None:
-    quotas = Quotas()
+    quotas = QuotaReports()
     line = {"topics": {}, "namespaces": {"shop/default": problem("1100 bytes", holds=True)}}
     assert quotas.put("broker-1", line) == (set(), {"shop/default"})
     assert quotas.problem(TOPIC, "broker-1") == QuotaProblem("1100 bytes", AT, holds=True)
@@ -40,7 +40,7 @@ def test_a_full_namespace_counts_for_the_topics_that_this_broker_serves() -> Non
 
 
 def test_a_report_that_is_not_understood_is_empty() -> None:
-    quotas = Quotas()
+    quotas = QuotaReports()
     assert quotas.put("broker-0", {"topics": [1], "namespaces": {"a/b": 7}}) == (set(), set())
 
 
