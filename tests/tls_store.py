@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.cluster.pki import Authority
 from tests.servers import SERVER_PROGRAMS, StoreServer, running_server
@@ -24,6 +24,7 @@ KINDS = ["proxy", *(kind for kind in ("redis7",) if kind in SERVER_PROGRAMS)]
 
 HOST = "127.0.0.1"
 CHUNK_BYTES = 256 * 1024
+ENDED_SECONDS_MAX = 60.0
 
 
 def serve_with(directory: Path, name: str, *, asks_for: Path | None) -> ssl.SSLContext:
@@ -147,6 +148,14 @@ def running_tls_store(
     }
     with running_server(kind, **settings) as server:
         yield TlsStore(server, authority, port, None)
+
+
+async def connections_ended() -> None:
+    """Wait until the running loop, one of asyncio's own, has no sockets: the end of a connection with TLS takes several turns."""
+    selector = cast("Any", asyncio.get_running_loop())._selector
+    async with asyncio.timeout(ENDED_SECONDS_MAX):
+        while len(selector.get_map()) > 1:  # noqa: ASYNC110 - one is the loop's own
+            await asyncio.sleep(0.01)
 
 
 # ------------------------------------------------------------ a cluster

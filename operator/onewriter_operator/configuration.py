@@ -57,7 +57,8 @@ MANAGED_SETTINGS: Final = frozenset({
 MANAGED_DIRECTIVES: Final = frozenset({
     "aclfile", "appendfsync", "appendonly", "bind", "daemonize", "dir", "include", "loadmodule",
     "logfile", "masterauth", "masteruser", "maxmemory", "maxmemory-policy", "min-replicas-to-write", "port",
-    "protected-mode", "repl-diskless-load", "replicaof", "requirepass", "user",
+    "protected-mode", "repl-diskless-load", "replicaof", "requirepass", "tls-auth-clients",
+    "tls-ca-cert-dir", "tls-ca-cert-file", "tls-cert-file", "tls-key-file", "tls-port", "tls-replication", "user",
 })  # fmt: skip
 """Directives of the store's configuration that promises depend on; all of ``cluster-`` in addition."""
 
@@ -366,6 +367,13 @@ class Valkey(PodOptions):
         return 0 if limit is None else int(quantity(limit) * Decimal(str(self.memory_share)))
 
 
+class StoreServerTls(ApiModel):
+    """TLS of the installed store: for brokers, the operator, and the processes among each other."""
+
+    secret_name: str = ""
+    """The Secret with tls.crt, tls.key and ca.crt for all processes of the store; empty: no TLS. It needs valkey.image, because the server in the image of all components is built without TLS."""
+
+
 class StoreLayout(ApiModel):
     """Processes of the installed store. In a cluster, memory, volume and resources of ``valkey`` are those of each process."""
 
@@ -378,6 +386,8 @@ class StoreLayout(ApiModel):
     """1: one process; losing its volume loses all topics. 3 or more: a cluster with that number of primaries, each with replicas, on at least three nodes. 2 is refused: when a primary is lost, a majority of the primaries votes, and one of two is not a majority. An installation keeps its number of shards."""
     replicas: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] = 1
     """Replicas of each primary of a cluster. One process has none."""
+    tls: StoreServerTls = StoreServerTls()
+    """TLS of the installed store: for brokers, the operator, and the processes among each other."""
 
     @field_validator("shards")
     @classmethod
@@ -574,6 +584,8 @@ class OperatorOptions(ApiModel):
     """The right to delete pods of fenced writers without checking disruption budgets (spec.fencing.podPolicy Delete)."""
     broker_ca_file: str = ""
     """The authority of the brokers' certificates; empty: brokers are reached without TLS."""
+    store_ca_file: str = ""
+    """The authority of the store's certificate; empty: the store is reached without TLS."""
 
 
 class Sidecar(ApiModel):
@@ -642,6 +654,13 @@ def check_promise(
     if external.is_used and store.is_cluster:
         raise ValueError(
             "externalStore replaces the installed store: remove store.shards, or remove externalStore"
+        )
+    if store.tls.secret_name and external.is_used:
+        raise ValueError("store.tls is for the installed store: use externalStore.tls")
+    if store.tls.secret_name and not valkey.image:
+        raise ValueError(
+            "store.tls needs valkey.image: the server in the image of all components is built without TLS. Name an image"
+            " with a valkey-server that has it, for example valkey/valkey"
         )
     if store.is_cluster and "appenddirname" in valkey.settings:
         raise ValueError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from typing import Final
 
 import redis.exceptions
-from redis.asyncio.connection import Connection
+from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -17,6 +18,9 @@ from onewriter_operator.plan.store_shards import PodAnswer
 
 ANSWER_SECONDS: Final = 2.0
 """The default of ``answer_seconds``."""
+
+CONNECT_SECONDS: Final = 1.0
+"""Time for a connection. A former address of a pod does not answer at all, and must not delay the repair of others."""
 
 Info = Mapping[str, str]
 
@@ -28,6 +32,8 @@ class AccessDenied(Unavailable):
 class StoreProcess:
     """A process at ``host`` and ``port``. It connects again after every failure: the host may have another address.
 
+    ``ca_file``: the authority that must have signed the process's certificate, which must have the name ``host``. It is read
+    for each connection. Empty: no TLS.
     ``answer_seconds``: time for a connection and the answers to all questions, or to one command.
     """
 
@@ -38,12 +44,14 @@ class StoreProcess:
         username: str,
         password: str,
         answer_seconds: float = ANSWER_SECONDS,
+        ca_file: str = "",
     ) -> None:
         self._host = host
         self._port = port
         self._username = username
         self._password = password
         self.answer_seconds = answer_seconds
+        self._ca_file = ca_file
         self._connection: Connection | None = None
 
     async def ask(self) -> PodAnswer:
@@ -114,7 +122,7 @@ class StoreProcess:
 
     async def _connected(self) -> Connection:
         if self._connection is None:
-            connection = Connection(
+            connection = (SSLConnection if self._ca_file else Connection)(
                 host=self._host,
                 port=self._port,
                 username=self._username,
@@ -122,11 +130,22 @@ class StoreProcess:
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),
                 socket_timeout=self.answer_seconds,
-                socket_connect_timeout=self.answer_seconds,
+                socket_connect_timeout=min(CONNECT_SECONDS, self.answer_seconds),
             )
+            if isinstance(connection, SSLConnection):
+                # Its own context would also trust the authorities of the system.
+                connection.ssl_context.context = _trusting(self._ca_file)
             self._connection = connection
             await connection.connect()  # type: ignore[no-untyped-call]
         return self._connection
+
+
+def _trusting(ca_file: str) -> ssl.SSLContext:
+    """Trust these authorities alone. Raises OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and host name
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(ca_file)
+    return context
 
 
 def _text(reply: object) -> str:

@@ -43,8 +43,10 @@ class Authority:
     def certificate(self) -> Path:
         return self.directory / "ca.crt"
 
-    def server(self, name: str, hosts: list[str], *, is_expired: bool = False) -> None:
-        """Issue a server's certificate for these host names and addresses."""
+    def server(
+        self, name: str, hosts: list[str], *, is_expired: bool = False, is_client: bool = False
+    ) -> None:
+        """Issue a server's certificate for these host names and addresses. ``is_client``: it is a client to others, too."""
         names: list[x509.GeneralName] = []
         for host in hosts:
             try:
@@ -52,11 +54,14 @@ class Authority:
             except ValueError:
                 names.append(x509.DNSName(host))
         life = EXPIRED if is_expired else LIFE
-        self._issue(name, _name(name), names, ExtendedKeyUsageOID.SERVER_AUTH, life)
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH]
+        if is_client:
+            usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
+        self._issue(name, _name(name), names, usages, life)
 
     def client(self, name: str, user: str, group: str = "") -> None:
         """Issue a client's certificate. Kubernetes reads the user from CN and its group from O."""
-        self._issue(name, _name(user, group), [], ExtendedKeyUsageOID.CLIENT_AUTH)
+        self._issue(name, _name(user, group), [], [ExtendedKeyUsageOID.CLIENT_AUTH])
 
     def service_account_keys(self) -> None:
         """Make the pair that signs and verifies ServiceAccount tokens: sa.key and sa.pub."""
@@ -100,12 +105,12 @@ class Authority:
         name: str,
         subject: x509.Name,
         hosts: list[x509.GeneralName],
-        usage: x509.ObjectIdentifier,
+        usages: list[x509.ObjectIdentifier],
         life: dt.timedelta = LIFE,
     ) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(subject, key, life).add_extension(
-            x509.ExtendedKeyUsage([usage]), critical=False
+            x509.ExtendedKeyUsage(usages), critical=False
         )
         # Python 3.13 and later refuse a certificate without it.
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())

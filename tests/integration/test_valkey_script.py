@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 import redis.exceptions
+from tests.cluster.pki import Authority
 from tests.integration.raw import eventually
 from tests.servers import SERVER_PROGRAMS
 from tests.unit.kube.installation_configurations import configured
@@ -26,11 +29,13 @@ SECONDS_MAX = 120.0
 class Store:
     """The server of one directory, run as its pod does."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kind: str = "valkey", *, has_tls: bool = False) -> None:
         self.port = free_ports(1)
+        self.certificates = directory / "certificates"
         self.passwords = directory / "passwords"
         self.directory = directory
-        document = valkey_configuration.config_map(configured())
+        more = {"store": {"tls": {"secretName": "store"}}, "valkey": {"image": "other"}}
+        document = valkey_configuration.config_map(configured(more if has_tls else None))
         assert document is not None
         files = document["data"]
         self.configuration = directory / "configuration"
@@ -38,12 +43,13 @@ class Store:
             each.mkdir()
         text = files["valkey.conf"].replace("/data", str(directory / "data"))
         text = text.replace("/run/valkey", str(directory / "state"))
+        text = text.replace(valkey_configuration.TLS_DIRECTORY, str(self.certificates))
         files["valkey.conf"] = text.replace("port 6379", f"port {self.port}")
         for name, content in files.items():
             (self.configuration / name).write_text(content)
-        programs = directory / "programs"
+        self.programs = programs = directory / "programs"
         programs.mkdir()
-        (programs / "valkey-server").symlink_to(SERVER_PROGRAMS["valkey"])
+        (programs / "valkey-server").symlink_to(SERVER_PROGRAMS[kind])
         self.environment = {
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
@@ -52,6 +58,7 @@ class Store:
             "ONEWRITER_VALKEY_STATE": str(directory / "state"),
             "ONEWRITER_VALKEY_PORT": str(self.port),
             "ONEWRITER_VALKEY_LOOK_SECONDS": "0.1",
+            "ONEWRITER_VALKEY_TLS": str(self.certificates) if has_tls else "",
         }
 
     def script(self, word: str) -> list[str]:
@@ -62,6 +69,14 @@ class Store:
             self.script("check"), env=self.environment, capture_output=True, check=False
         )
         return done.returncode == 0
+
+    def end(self) -> str:
+        """Return why the script does not start the server."""
+        done = subprocess.run(
+            self.script("run"), env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode != 0
+        return done.stderr
 
     def write(self, name: str, text: str) -> None:
         (self.passwords / name).write_text(text)
@@ -151,8 +166,78 @@ def test_data_survives_a_restart(store: Store) -> None:
 
 def test_without_a_password_it_does_not_start(store: Store) -> None:
     (store.passwords / "password").unlink()
-    done = subprocess.run(
-        store.script("run"), env=store.environment, capture_output=True, text=True, check=False
+    assert "there is no password" in store.end()
+
+
+# ------------------------------------------------------------ TLS
+
+NEEDS_REDIS = pytest.mark.skipif(
+    "redis7" not in SERVER_PROGRAMS, reason="Debian's Redis, which has TLS, is not installed"
+)
+
+
+def authority(store: Store) -> Authority:
+    found = Authority(store.certificates)
+    found.server("tls", ["localhost"])
+    return found
+
+
+def encrypted(store: Store, password: str, trusted: Path) -> redis.Redis:
+    return redis.Redis(
+        "localhost",
+        store.port,
+        username="onewriter",
+        password=password,
+        ssl=True,
+        ssl_ca_certs=str(trusted),
     )
-    assert done.returncode != 0
-    assert "there is no password" in done.stderr
+
+
+def peer(store: Store, trusted: Path) -> str:
+    """Return the certificate that the server presents to a client that trusts this authority."""
+    context = ssl.create_default_context(cafile=str(trusted))
+    with (
+        socket.create_connection(("127.0.0.1", store.port), SECONDS_MAX) as connection,
+        context.wrap_socket(connection, server_hostname="localhost") as client,
+    ):
+        found = client.getpeercert(binary_form=True)
+    assert found is not None
+    return ssl.DER_cert_to_PEM_cert(found)
+
+
+@NEEDS_REDIS
+@pytest.mark.timeout(600)
+@pytest.mark.full
+@pytest.mark.parametrize("client", ["python3", "valkey-cli"])
+def test_a_store_with_tls_serves_nothing_else_and_follows_its_certificate(
+    tmp_path: Path, client: str
+) -> None:
+    store = Store(tmp_path, "redis7", has_tls=True)
+    store.write("password", "first")
+    if client == "valkey-cli":
+        (store.programs / client).symlink_to("/usr/bin/redis-cli")
+    first = authority(store)
+    with store.running():
+        with pytest.raises(redis.exceptions.ConnectionError):
+            store.connected("first").ping()
+        before = peer(store, first.certificate)
+        with encrypted(store, "first", first.certificate) as broker:
+            assert broker.exists("ow:probe") == 0
+            store.write("password", "second")
+            eventually(lambda: accepted(encrypted(store, "second", first.certificate)))
+            (store.certificates / "tls.crt").write_text("no certificate")
+            eventually(lambda: "the former one stays" in (tmp_path / "log").read_text())
+            assert peer(store, first.certificate) == before
+            authority(store)  # of another authority
+            eventually(lambda: "was renewed" in (tmp_path / "log").read_text())
+            assert peer(store, store.certificates / "ca.crt") != before
+        assert store.passes_check()
+
+
+def test_a_server_without_tls_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path, has_tls=True)
+    store.write("password", "first")
+    store.certificates.mkdir()
+    assert "the Secret has no tls.crt" in store.end()
+    authority(store)
+    assert "is built without TLS: name another image in valkey.image" in store.end()

@@ -114,6 +114,18 @@ capabilities:
 {{- $found | toJson -}}
 {{- end -}}
 
+{{/* The Secret with the certificate of the installed store; empty: no TLS. */}}
+{{- define "onewriter.storeSecret" -}}
+{{- $secret := (default (dict) .Values.store.tls).secretName -}}
+{{- if and $secret (or .Values.externalStore.url .Values.externalStore.sentinels) -}}
+{{- fail "store.tls is for the installed store: use externalStore.tls" -}}
+{{- end -}}
+{{- if and $secret (not .Values.valkey.image) -}}
+{{- fail "store.tls needs valkey.image: the server in the image of all components is built without TLS. Name an image with a valkey-server that has it, for example valkey/valkey" -}}
+{{- end -}}
+{{- $secret -}}
+{{- end -}}
+
 {{/* The operator's configuration file. */}}
 {{- define "onewriter.configuration" -}}
 {{- $brokers := deepCopy .Values.brokers -}}
@@ -134,9 +146,12 @@ capabilities:
 {{- if .Values.brokers.tls.enabled -}}
 {{- $_ := set $operator "brokerCaFile" "/etc/onewriter/broker-ca/ca.crt" -}}
 {{- end -}}
+{{- if include "onewriter.storeSecret" . -}}
+{{- $_ := set $operator "storeCaFile" "/etc/onewriter/store-ca/ca.crt" -}}
+{{- end -}}
 {{- $image := dict "reference" (include "onewriter.image" .) "pullPolicy" .Values.image.pullPolicy "pullSecrets" .Values.image.pullSecrets -}}
 {{- $store := dict -}}
-{{- if gt (int .Values.store.shards) 1 -}}
+{{- if or (gt (int .Values.store.shards) 1) (include "onewriter.storeSecret" .) -}}
 {{- $store = dict "store" .Values.store -}}
 {{- end -}}
 {{- dict "release" (include "onewriter.fullname" .) "namespace" .Release.Namespace "version" .Chart.AppVersion "clusterDomain" .Values.clusterDomain "image" $image "brokers" $brokers "valkey" .Values.valkey "externalStore" .Values.externalStore "quotas" .Values.quotas "networkPolicies" .Values.networkPolicies "tenancy" .Values.tenancy "operator" $operator "sidecar" .Values.sidecar | merge $store | toYaml -}}

@@ -112,8 +112,9 @@ def _store_tls(configuration: Configuration) -> list[tuple[Json, Json]]:
     example the private key of the authority, is not mounted.
     """
     wanted = configuration.external_store.tls
+    authority = wanted.ca_secret_name or configuration.store.tls.secret_name
     mounted = (
-        ("store-ca", wanted.ca_secret_name, STORE_CA_DIRECTORY, ("ca.crt",)),
+        ("store-ca", authority, STORE_CA_DIRECTORY, ("ca.crt",)),
         (
             "store-tls",
             wanted.client_secret_name,
@@ -230,18 +231,19 @@ def _environment(configuration: Configuration) -> list[Json]:
 
 def _store(configuration: Configuration) -> dict[str, Setting]:
     external = configuration.external_store
+    scheme = "rediss" if configuration.store.tls.secret_name else "redis"
     found: dict[str, Setting] = {}
     if configuration.has_cluster:
         host = names.host(configuration, names.store_pods(configuration))
         nodes = [f"{pod}.{host}:{PORT_STORE}" for pod, _ in names.store_members(configuration)]
         found = {
-            "redisUrl": f"redis+cluster://{','.join(nodes)}",
+            "redisUrl": f"{scheme}+cluster://{','.join(nodes)}",
             "redisUsername": names.STORE_USER,
             "redisReplicas": configuration.store.replicas,
         }
     elif not external.is_used:
         host = names.host(configuration, names.component(configuration, names.VALKEY))
-        found = {"redisUrl": f"redis://{host}:{PORT_STORE}", "redisUsername": names.STORE_USER}
+        found = {"redisUrl": f"{scheme}://{host}:{PORT_STORE}", "redisUsername": names.STORE_USER}
     elif external.url:
         found = {"redisUrl": external.url}
     else:
@@ -249,7 +251,7 @@ def _store(configuration: Configuration) -> dict[str, Setting]:
             "redisSentinels": ",".join(external.sentinels),
             "redisSentinelMaster": external.sentinel_master,
         }
-    if external.tls.ca_secret_name:
+    if external.tls.ca_secret_name or configuration.store.tls.secret_name:
         found["redisCaFile"] = f"{STORE_CA_DIRECTORY}/ca.crt"
     if external.tls.client_secret_name:
         found["redisCertFile"] = f"{STORE_CERTIFICATE_DIRECTORY}/tls.crt"

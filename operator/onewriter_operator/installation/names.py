@@ -34,6 +34,9 @@ SHARD_LABEL: Final = "onewriter.dev/shard"
 SHARDS: Final = "onewriter.dev/shards"
 """Annotation: the number of shards of the cluster to which a StatefulSet of the store belongs."""
 
+STORE_TLS: Final = "onewriter.dev/store-tls"
+"""Annotation: "true" at a StatefulSet of the store whose processes use TLS."""
+
 METRICS_TOKEN_KEY: Final = "token"  # noqa: S105 - the name of a key
 
 PASSWORD_KEY: Final = "password"  # noqa: S105 - the name of a key

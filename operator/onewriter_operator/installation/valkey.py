@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from onewriter_operator.configuration import PORT_STORE, PORT_STORE_BUS, Configuration
 from onewriter_operator.installation import names, passwords, pods, valkey_configuration
+from onewriter_operator.installation.valkey_configuration import TLS_DIRECTORY
 
 Json = dict[str, Any]
 
@@ -31,8 +32,13 @@ def stateful_sets(configuration: Configuration) -> list[Json]:
     if configuration.external_store.is_used:
         return []
     if configuration.has_cluster:
-        return [_shard(configuration, shard) for shard in range(configuration.store.shards)]
-    return [_single(configuration)]
+        found = [_shard(configuration, shard) for shard in range(configuration.store.shards)]
+    else:
+        found = [_single(configuration)]
+    if configuration.store.tls.secret_name:
+        for each in found:
+            _serve_tls(configuration, each)
+    return found
 
 
 def _shard(configuration: Configuration, shard: int) -> Json:
@@ -81,6 +87,21 @@ def _join_cluster(configuration: Configuration, pod: Json) -> None:
     container["lifecycle"] = {
         "preStop": {"exec": {"command": _command("leave", str(DRAIN_SECONDS))}}
     }
+
+
+def _serve_tls(configuration: Configuration, stateful_set: Json) -> None:
+    """Mount the certificate and name it to the script."""
+    stateful_set["metadata"]["annotations"] |= {names.STORE_TLS: "true"}
+    pod = stateful_set["spec"]["template"]["spec"]
+    secret = {
+        "secretName": configuration.store.tls.secret_name,
+        "defaultMode": pods.READ_BY_GROUP,
+        "items": [{"key": key, "path": key} for key in ("tls.crt", "tls.key", "ca.crt")],
+    }
+    pod["volumes"].append({"name": "tls", "secret": secret})
+    (container,) = pod["containers"]
+    container["volumeMounts"].append({"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True})
+    container.setdefault("env", []).append({"name": "ONEWRITER_VALKEY_TLS", "value": TLS_DIRECTORY})
 
 
 def _command(*words: str) -> list[str]:
@@ -134,6 +155,7 @@ def _container(configuration: Configuration) -> Json:
         "image": options.image or configuration.image.reference,
         "imagePullPolicy": configuration.image.pull_policy.value,
         "command": _command("run"),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": [{"name": "valkey", "containerPort": PORT_STORE}],
         "resources": pods.resources(options.resources),
         "securityContext": pods.CONTAINER_SECURITY,

@@ -9,6 +9,9 @@
 #
 # Both passwords count, "password" and "previous-password", so that a change locks nobody out.
 #
+# With ONEWRITER_VALKEY_TLS, a directory with tls.crt, tls.key and ca.crt, the server serves TLS alone. It reads the files
+# again when they have changed.
+#
 # With ONEWRITER_VALKEY_ADDRESS the server is a process of a cluster. A process whose data is gone must not return under its
 # former id: the others would still take it for a primary, and its replicas would copy the emptiness. So without data there
 # is no nodes.conf either.
@@ -23,6 +26,7 @@ data=${ONEWRITER_VALKEY_DATA:-/data}
 cluster_passwords=${ONEWRITER_VALKEY_CLUSTER_PASSWORDS:-/run/onewriter/store-cluster}
 address=${ONEWRITER_VALKEY_ADDRESS:-}
 host=${ONEWRITER_VALKEY_HOST:-}
+tls=${ONEWRITER_VALKEY_TLS:-}
 
 digest() {
     printf %s "$1" | sha256sum | cut -d' ' -f1
@@ -49,10 +53,11 @@ accepted() {
 # operator and the replicas.
 users() {
     brokers=$(accepted "$passwords") || return 1
+    sets=$address$tls
     echo "user default off resetkeys resetchannels -@all"
     echo "user onewriter on$brokers $(cat "$configuration/rights")"
     echo "user keeper on #$(digest "$(cat "$state/keeper")") resetkeys resetchannels -@all" \
-        "+ping +info +acl|load +bgrewriteaof +config|get${address:+ +cluster|info +cluster|nodes +config|set}"
+        "+ping +info +acl|load +bgrewriteaof +config|get${address:+ +cluster|info +cluster|nodes}${sets:+ +config|set}"
     if [ -n "$address" ]; then
         members=$(accepted "$cluster_passwords") || return 1
         while read -r user rights; do
@@ -107,26 +112,79 @@ leave() {
     fi
 }
 
+# Stop with a reason that says what to change, where the server's own reason would not.
+check_tls() {
+    for name in tls.crt tls.key ca.crt; do
+        if ! [ -s "$tls/$name" ]; then
+            echo "store.tls: the Secret has no $name" >&2
+            exit 1
+        fi
+    done
+    # No server starts with these settings: one with TLS misses a certificate.
+    if timeout 10 valkey-server --port 0 --tls-port 1 2>&1 | grep -Eq "Failed finding TLS support|Bad directive"; then
+        echo "store.tls: the valkey-server in this image is built without TLS: name another image in valkey.image" >&2
+        exit 1
+    fi
+}
+
+# The certificate as it is mounted now.
+certificate() {
+    cat "$tls/tls.crt" "$tls/tls.key" "$tls/ca.crt" 2>/dev/null | sha256sum
+}
+
+# The server uses the mounted certificate for new connections. One that it cannot use changes nothing, and is tried again.
+renew() {
+    found=$(certificate)
+    if [ "$found" = "$certificate" ]; then
+        return
+    fi
+    answer=$(ask CONFIG SET tls-cert-file "$tls/tls.crt" tls-key-file "$tls/tls.key" tls-ca-cert-file "$tls/ca.crt")
+    if [ "$answer" = OK ]; then
+        certificate=$found
+        echo "the certificate was renewed"
+    elif [ "$found" != "$refused" ]; then
+        refused=$found
+        echo "the renewed certificate cannot be used, the former one stays: $answer" >&2
+    fi
+}
+
 # One command to the server as keeper; prints the answer.
 ask() {
     call 127.0.0.1 "$port" keeper "$state/keeper" "$@"
 }
 
-# One command to a server, by address, port, user and the file of its password; prints the answer.
+# One command to a server, by address, port, user and the file of its password; prints the answer. With TLS, a server must
+# have a certificate of the mounted authority; this pod's own may still have one of the former authority.
 call() {
     at=$1 on=$2 as=$3 secret_file=$4
     shift 4
     if command -v valkey-cli >/dev/null; then
-        REDISCLI_AUTH=$(cat "$secret_file") timeout 3 valkey-cli --user "$as" --no-auth-warning -h "$at" -p "$on" "$@"
+        trust=
+        if [ -n "$tls" ] && [ "$at" = 127.0.0.1 ]; then
+            trust="--tls --insecure"
+        elif [ -n "$tls" ]; then
+            trust="--tls --cacert $tls/ca.crt"
+        fi
+        # shellcheck disable=SC2086
+        REDISCLI_AUTH=$(cat "$secret_file") timeout 3 valkey-cli $trust --user "$as" --no-auth-warning -h "$at" -p "$on" "$@"
         return
     fi
     python3 -IS -c '
-import os, socket, sys
-host, port, user, file, *words = sys.argv[1:]
+import os, socket, ssl, sys
+host, port, user, file, tls, *words = sys.argv[1:]
 password = open(file, "rb").read().rstrip(b"\n")
 def encoded(*words):
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
-with socket.create_connection((host, int(port)), 3) as server:
+server = socket.create_connection((host, int(port)), 3)
+if tls:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    if host == "127.0.0.1":
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        context.load_verify_locations(tls + "/ca.crt")
+    server = context.wrap_socket(server)
+with server:
     server.sendall(encoded(b"AUTH", os.fsencode(user), password) + encoded(*map(os.fsencode, words)))
     replies = server.makefile("rb")
     replies.readline()
@@ -134,13 +192,17 @@ with socket.create_connection((host, int(port)), 3) as server:
     if reply.startswith(b"$"):
         reply = replies.read(int(reply[1:]))
     print(reply.decode().strip().removeprefix("+"))
-' "$at" "$on" "$as" "$secret_file" "$@"
+' "$at" "$on" "$as" "$secret_file" "$tls" "$@"
 }
 
-# The server reads the file of users again when the passwords have changed, until it says so. It takes
+# The server reads the file of users, and its certificate, again when they have changed, until it says so. It takes
 # this shell's place, and its process number: without it there is nothing to follow.
 follow() {
+    certificate=$(certificate) refused=
     while sleep "$look_seconds" && kill -0 $$ 2>/dev/null; do
+        if [ -n "$tls" ]; then
+            renew
+        fi
         if users >"$state/users.next" && ! cmp -s "$state/users.next" "$state/users.acl"; then
             cp "$state/users.acl" "$state/users.before"
             mv "$state/users.next" "$state/users.acl"
@@ -158,6 +220,9 @@ follow() {
 
 case ${1:-} in
 run)
+    if [ -n "$tls" ]; then
+        check_tls
+    fi
     od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$state/keeper"
     users >"$state/users.acl"
     if [ -n "$address" ]; then

@@ -17,6 +17,7 @@ from onewriter_operator.installation import names
 DIRECTORY: Final = "/etc/onewriter/valkey"
 RUN_DIRECTORY: Final = "/run/valkey"
 DATA_DIRECTORY: Final = "/data"
+TLS_DIRECTORY: Final = "/run/onewriter/store-tls"
 SCRIPT: Final = "valkey.sh"
 
 NODE_TIMEOUT_MS: Final = 2000
@@ -75,6 +76,7 @@ def directives(configuration: Configuration) -> str:
         "tcp-keepalive": 15,
         "shutdown-timeout": 10,
         **(_cluster_directives() if configuration.has_cluster else {}),
+        **(_tls_directives(configuration) if configuration.store.tls.secret_name else {}),
         **options.settings,
     }
     return "".join(f"{name} {_text(value)}\n" for name, value in values.items())
@@ -102,6 +104,23 @@ def _cluster_directives() -> dict[str, object]:
         "repl-backlog-size": "64mb",
         "min-replicas-to-write": 0,
     }
+
+
+def _tls_directives(configuration: Configuration) -> dict[str, object]:
+    """The port without TLS is closed. Clients prove who they are by their passwords; on the cluster bus, which has none,
+    the server itself requires certificates of this authority.
+    """
+    found: dict[str, object] = {
+        "port": 0,
+        "tls-port": PORT_STORE,
+        "tls-cert-file": f"{TLS_DIRECTORY}/tls.crt",
+        "tls-key-file": f"{TLS_DIRECTORY}/tls.key",
+        "tls-ca-cert-file": f"{TLS_DIRECTORY}/ca.crt",
+        "tls-auth-clients": "no",
+    }
+    if configuration.has_cluster:
+        found |= {"tls-replication": "yes", "tls-cluster": "yes"}
+    return found
 
 
 def _text(value: object) -> str:

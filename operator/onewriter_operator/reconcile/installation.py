@@ -193,7 +193,13 @@ class InstallationReconciler:
         for document in installation.created_once(self._configuration, owner):
             await self._create(document)
         authority = await self._read_authority()
-        await self._refuse_other_layout()
+        stores = await self._installed_stores()
+        self._refuse_other_layout(stores)
+        if await self._stop_for_other_tls(stores):
+            self._waits_for = (
+                "the store's pods stop: processes with and without TLS form no cluster"
+            )
+            return ROLLOUT_POLL_SECONDS
         wanted = installation.objects(self._configuration, owner, authority)
         refusals: list[ApiRefused] = []
         waiting = ""
@@ -210,23 +216,52 @@ class InstallationReconciler:
         await self._remove_others(wanted)
         return min(self._delays, default=None)
 
-    async def _refuse_other_layout(self) -> None:
-        """Raise ApiRefused if the store runs in another layout: its data would be left behind."""
+    async def _installed_stores(self) -> list[Json]:
+        """The StatefulSets of the installed store as they are; none if it is not used."""
         configuration = self._configuration
         if configuration.external_store.is_used:
-            return
+            return []
         labels = {**names.selector(configuration, names.VALKEY), MANAGED_BY: FIELD_MANAGER}
         selected = ",".join(f"{label}={value}" for label, value in labels.items())
         listed = await self._kube.list(KINDS["StatefulSet"], configuration.namespace, selected)
+        return [each for each in listed if labels.items() <= parse(each).labels.items()]
+
+    async def _stop_for_other_tls(self, stores: list[Json]) -> bool:
+        """Stop a cluster with TLS that shall have none, or one without; whether pods of it still run.
+
+        The processes of one cluster talk to each other either with TLS or without: pods that are replaced one by one would
+        never be ready. Raises ApiRefused if the data would go with the pods.
+        """
+        configuration = self._configuration
+        wanted = bool(configuration.store.tls.secret_name)
+        others = [
+            each for each in stores if (parse(each).annotation(names.STORE_TLS) == "true") != wanted
+        ]
+        if not configuration.has_cluster or not others:
+            return False
+        if not configuration.valkey.storage.size:
+            raise ApiRefused(
+                422,
+                "store.tls changes, which stops all pods of the store, and without volumes (valkey.storage.size) their data"
+                " would be lost: set it back, or install again",
+            )
+        for each in others:
+            if each["spec"]["replicas"]:
+                log.info("installation.stops_store", object=key_of(each).name, with_tls=wanted)
+                await self._kube.merge(
+                    KINDS["StatefulSet"], key_of(each), {"spec": {"replicas": 0}}
+                )
+        return any(_has_pods(each) for each in others)
+
+    def _refuse_other_layout(self, stores: list[Json]) -> None:
+        """Raise ApiRefused if the store runs in another layout: its data would be left behind."""
+        configuration = self._configuration
         wanted = str(configuration.store.shards)
         others = sorted(
             each.key.name
-            for each in map(parse, listed)
-            if labels.items() <= each.labels.items()
-            and (
-                each.key.name not in names.store_sets(configuration)
-                or (each.annotation(names.SHARDS) or wanted) != wanted
-            )
+            for each in map(parse, stores)
+            if each.key.name not in names.store_sets(configuration)
+            or (each.annotation(names.SHARDS) or wanted) != wanted
         )
         if others:
             raise ApiRefused(
@@ -272,7 +307,11 @@ class InstallationReconciler:
             # A remaining difference is the API server's own notation of the same value.
             self._applied[name] = (digest(document), there)
             return ""
-        if found is not None and (reason := await self._rollout_wait(document, wanted)):
+        if (
+            found is not None
+            and _has_pods(found)
+            and (reason := await self._rollout_wait(document, wanted))
+        ):
             self._delays.append(ROLLOUT_POLL_SECONDS)
             return reason
         if known is not None and known[0] == digest(document):
@@ -332,6 +371,15 @@ class InstallationReconciler:
 
 def _is_busy(error: ApiRefused | ApiUnreachable | None) -> bool:
     return isinstance(error, ApiRefused) and error.status in {409, 429}
+
+
+def _has_pods(document: Json) -> bool:
+    """False for a StatefulSet that was stopped: it wants no pods, and its last one has ended."""
+    if document["kind"] != rollout.KIND or document["spec"].get("replicas", 1):
+        return True
+    status = mapping(document.get("status"))
+    has_seen = status.get("observedGeneration", 0) >= document["metadata"].get("generation", 0)
+    return not has_seen or bool(number(status.get("replicas")))
 
 
 def _beginning(file: Path) -> str:

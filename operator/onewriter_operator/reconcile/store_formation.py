@@ -1,7 +1,7 @@
 """Forms and repairs the cluster of the installed store, one step at a time; plan/store_shards.py decides the steps.
 
-Each step asks all pods at the same time, plans, and executes the commands of the plan. A pod that hangs delays a step by a
-bounded time. A command that fails is not repeated: the next step has new answers. Two operators at once do no harm, because
+Each step asks all pods at the same time, plans, and executes the commands of the plan, those of different pods at the same
+time, too. A pod that hangs delays a step by a bounded time. A command that fails is not repeated: the next step has new answers. Two operators at once do no harm, because
 every command may be executed twice.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
@@ -24,6 +25,7 @@ from onewriter_operator.installation import names
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.plan.store_shards import (
+    Command,
     Layout,
     PodAnswer,
     StorePlan,
@@ -39,8 +41,10 @@ STEP_SECONDS: Final = 0.5
 INCOMPLETE_SECONDS: Final = 1.0
 """Delay of the next step while something is missing."""
 
-COMPLETE_SECONDS: Final = 5.0
-"""Delay of the next step while nothing is missing."""
+COMPLETE_SECONDS: Final = 1.0
+"""Delay of the next step while nothing is missing. Pods that all restarted have other addresses, and no shard is writable
+before they are introduced to each other.
+"""
 
 PLACES_SECONDS: Final = 30.0
 """The nodes on which the pods run are read again after this time, and when a pod answers in another way."""
@@ -86,6 +90,7 @@ class StoreClusterReconciler:
         self._processes: dict[str, Process] = {}
         self._encoded_password = ""
         self._is_denied = False
+        self._problems: dict[str, str] = {}
         self._places: dict[str, str] = {}
         self._read_places_at = float("-inf")
         self._seen: object = None
@@ -114,6 +119,7 @@ class StoreClusterReconciler:
     async def step(self) -> float:
         """Ask, plan and execute; the delay of the next step. Raises ApiRefused, ApiUnreachable."""
         await self._connect_all()
+        self._problems.clear()
         members = names.store_members(self._configuration)
         answers = dict(
             zip(
@@ -130,8 +136,23 @@ class StoreClusterReconciler:
         ]
         wanted = self._configuration.store
         plan = plan_store(pods, Layout(wanted.shards, wanted.replicas), unchanged_seconds)
+        if plan.state is StoreState.UNKNOWN and self._problems:
+            _, problem = min(self._problems.items())
+            plan = replace(plan, message=f"{plan.message}: {problem}")
         self._report(plan)
+        by_pod: dict[str, list[Command]] = {}
         for command in plan.commands:
+            by_pod.setdefault(command.pod, []).append(command)
+        await asyncio.gather(*map(self._execute, by_pod.values()))
+        if plan.commands:
+            return STEP_SECONDS
+        return COMPLETE_SECONDS if plan.state is StoreState.COMPLETE else INCOMPLETE_SECONDS
+
+    # ------------------------------------------------------------ parts of a step
+
+    async def _execute(self, commands: Sequence[Command]) -> None:
+        """Execute the commands to one pod, in order."""
+        for command in commands:
             try:
                 await self._processes[command.pod].execute(command.words)
             except Unavailable as error:
@@ -141,15 +162,16 @@ class StoreClusterReconciler:
                 log.info("store.command", command=str(command))
                 if command.words == ("CLUSTER", "FAILOVER"):
                     self._unchanged_since = self._now()  # a repetition would begin it again
-        if plan.commands:
-            return STEP_SECONDS
-        return COMPLETE_SECONDS if plan.state is StoreState.COMPLETE else INCOMPLETE_SECONDS
-
-    # ------------------------------------------------------------ parts of a step
 
     def _connect_to_pod(self, pod: str, password: str) -> Process:
         host = names.host(self._configuration, names.store_pods(self._configuration))
-        return StoreProcess(f"{pod}.{host}", PORT_STORE, names.STORE_OPERATOR, password)
+        return StoreProcess(
+            f"{pod}.{host}",
+            PORT_STORE,
+            names.STORE_OPERATOR,
+            password,
+            ca_file=self._configuration.operator.store_ca_file,
+        )
 
     async def _connect_all(self) -> None:
         """Prepare the connections, with the password that is in the Secret now. No connection without the Secret.
@@ -182,8 +204,10 @@ class StoreClusterReconciler:
         except AccessDenied as error:
             log.warning("store.access_denied", pod=pod, reason=str(error))
             self._is_denied = True
+            self._problems[pod] = str(error)
         except Unavailable as error:
             log.debug("store.no_answer", pod=pod, reason=str(error))
+            self._problems[pod] = str(error)
         else:
             announced = answer.view.own.host
             if announced.partition(".")[0] == pod:

@@ -76,7 +76,13 @@ CLUSTER: Json = {
 }
 """A cluster as the store."""
 
-ALL = {"defaults": {}, "everything": EVERYTHING, "least": LEAST, "cluster": CLUSTER}
+TLS: Json = {
+    "store": {"shards": 3, "tls": {"secretName": "store-certificate"}},
+    "valkey": {"image": "valkey/valkey:9"},
+}
+"""TLS to the installed store."""
+
+ALL = {"defaults": {}, "everything": EVERYTHING, "least": LEAST, "cluster": CLUSTER, "tls": TLS}
 
 
 @cache

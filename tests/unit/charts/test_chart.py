@@ -21,6 +21,7 @@ from tests.unit.charts.rendering import (
     EVERYTHING,
     LEAST,
     ROOT,
+    TLS,
     as_model,
     chart,
     configuration,
@@ -439,6 +440,34 @@ def test_the_operator_sees_the_brokers_authority_and_not_their_key() -> None:
     assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
     assert configuration(rendered()).operator.broker_ca_file == "/etc/onewriter/broker-ca/ca.crt"
     assert configuration(rendered(LEAST)).operator.broker_ca_file == ""
+
+
+def test_the_operator_sees_the_stores_authority_and_not_its_key() -> None:
+    pod = named(rendered(TLS), "Deployment", "onewriter-operator")["spec"]["template"]["spec"]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "store-ca"]
+    assert volume["secret"]["secretName"] == "store-certificate"
+    assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "store-ca"]
+    found = configuration(rendered(TLS))
+    assert found.operator.store_ca_file == f"{mount['mountPath']}/ca.crt"
+    assert found.store.tls.secret_name == "store-certificate"  # noqa: S105 - a name
+    alone = {**TLS, "store": {"tls": TLS["store"]["tls"]}}
+    assert configuration(rendered(alone)).store.tls.secret_name == "store-certificate"  # noqa: S105 - a name
+    assert configuration(rendered()).operator.store_ca_file == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"valkey": {"image": ""}}, "store.tls needs valkey.image: the server in the image of all"),
+        ({"externalStore": {"url": "rediss://a"}}, "store.tls is for the installed store"),
+        ({"externalStore": {"sentinels": ["a:1"]}}, "store.tls is for the installed store"),
+    ],
+)
+def test_tls_is_refused_where_it_would_not_work(more: Json, reason: str) -> None:
+    one = {**TLS, "store": {"tls": TLS["store"]["tls"]}}
+    with pytest.raises(helm_python.HelmRenderError, match=reason):
+        rendered({**one, **more})
 
 
 # ------------------------------------------------------------ webhook, network, hooks

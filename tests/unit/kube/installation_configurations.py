@@ -80,6 +80,13 @@ CLUSTER: Json = {
     "brokers": {"settings": {"minimumDurability": "Replicated"}},
 }
 """A cluster as the store."""
+TLS: Json = {
+    "store": {"tls": {"secretName": "store-certificate"}},
+    "valkey": {"image": "valkey/valkey:9"},
+    "operator": {"storeCaFile": "/etc/onewriter/store-ca/ca.crt"},
+}
+"""TLS to the installed store."""
+TLS_CLUSTER: Json = TLS | {"store": {"shards": 3, **TLS["store"]}}
 WITHOUT: Json = {
     "brokers": {
         "tls": {"enabled": False},
@@ -97,6 +104,8 @@ ALL = {
     "sentinel": SENTINEL,
     "external cluster": EXTERNAL_CLUSTER,
     "cluster": CLUSTER,
+    "tls": TLS,
+    "cluster with tls": TLS_CLUSTER,
     "without": WITHOUT,
 }
 

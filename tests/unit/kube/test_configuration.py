@@ -97,6 +97,18 @@ REFUSED: dict[str, tuple[Json, str]] = {
         {"store": {"shards": 3}, "valkey": {"settings": {"appenddirname": "log"}}},
         "valkey.settings.appenddirname cannot be set in a cluster",
     ),
+    "a directive of the certificate": (
+        {"valkey": {"settings": {"tls-cert-file": "/other"}}},
+        "'tls-cert-file' cannot be set here",
+    ),
+    "tls with the image of all components": (
+        {"store": {"tls": {"secretName": "store"}}},
+        "store.tls needs valkey.image: the server in the image of all components is built without",
+    ),
+    "tls of the installed store with another store": (
+        {"store": {"tls": {"secretName": "store"}}, "externalStore": {"url": "rediss://a"}},
+        "use externalStore.tls",
+    ),
     "a lease that ends too late": (
         {"operator": {"lease": {"renewSeconds": 15}}},
         "below durationSeconds",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+from tests.cluster.pki import Authority
+from tests.tls_store import connections_ended, serve_with
 
 from onewriter_core.errors import Unavailable
 from onewriter_operator.store_process import AccessDenied, StoreProcess
@@ -82,16 +86,24 @@ class Server:
 
 
 @asynccontextmanager
-async def process(server: Server, answer_seconds: float = 60.0) -> AsyncIterator[StoreProcess]:
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+async def process(
+    server: Server,
+    answer_seconds: float = 60.0,
+    *,
+    host: str = "127.0.0.1",
+    tls: ssl.SSLContext | None = None,
+    ca_file: str = "",
+) -> AsyncIterator[StoreProcess]:
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
     port = listening.sockets[0].getsockname()[1]
-    found = StoreProcess("127.0.0.1", port, "operator", "secret", answer_seconds)
+    found = StoreProcess(host, port, "operator", "secret", answer_seconds, ca_file)
     try:
         yield found
     finally:
         await found.close()
         listening.close()
         await server.disconnect()
+        await connections_ended()
 
 
 async def test_a_primary_reports_its_view_its_keys_and_its_offset() -> None:
@@ -248,3 +260,31 @@ async def test_a_process_that_is_away_is_unavailable() -> None:
         pass
     with pytest.raises(Unavailable, match="does not answer"):
         await connection.ask()
+
+
+# ------------------------------------------------------------ TLS
+
+
+async def test_with_tls_only_a_process_with_a_certificate_of_the_authority_gets_the_password(
+    tmp_path: Path,
+) -> None:
+    authority, server = Authority(tmp_path), Server()
+    authority.server("store", ["127.0.0.1"])
+    context = serve_with(tmp_path, "store", asks_for=None)
+    ca_file = tmp_path / "trusted.crt"
+    async with process(server, tls=context, ca_file=str(ca_file)) as connection:
+        with pytest.raises(Unavailable, match="No such file"):
+            await connection.ask()
+        other = Authority(tmp_path / "other")
+        ca_file.write_bytes(other.certificate.read_bytes())
+        with pytest.raises(Unavailable, match="certificate verify failed"):
+            await connection.ask()
+        assert server.commands == []
+        ca_file.write_bytes(authority.certificate.read_bytes())
+        assert (await connection.ask()).view.me == "id-a"
+    async with process(server, host="localhost", tls=context, ca_file=str(ca_file)) as connection:
+        with pytest.raises(Unavailable, match="not valid for 'localhost'"):
+            await connection.ask()
+    async with process(server, ca_file=str(ca_file)) as connection:
+        with pytest.raises(Unavailable, match="does not answer"):
+            await connection.ask()

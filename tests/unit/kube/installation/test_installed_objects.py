@@ -17,6 +17,8 @@ from tests.unit.kube.installation_configurations import (
     OWNER,
     PEER,
     SENTINEL,
+    TLS,
+    TLS_CLUSTER,
     WITHOUT,
     configured,
     container,
@@ -524,6 +526,58 @@ def test_processes_of_a_cluster_and_the_operator_may_connect_to_it() -> None:
         ("valkey", [6379, 16379]),
     ]
     assert shown("to", spec["egress"]) == [("valkey", [6379, 16379])]
+
+
+# ------------------------------------------------------------ TLS to the store
+
+
+def test_a_store_with_tls_serves_nothing_else() -> None:
+    for case in (TLS, TLS_CLUSTER):
+        found = directives(case)
+        assert (found["port"], found["tls-port"]) == ("0", "6379")
+        assert found["tls-auth-clients"] == "no"
+        for name, file in (("cert", "tls.crt"), ("key", "tls.key"), ("ca-cert", "ca.crt")):
+            assert found[f"tls-{name}-file"] == f"/run/onewriter/store-tls/{file}"
+    cluster = directives(TLS_CLUSTER)
+    assert (cluster["tls-cluster"], cluster["tls-replication"]) == ("yes", "yes")
+    assert not [name for name in directives() if name.startswith("tls-")]
+
+
+@pytest.mark.parametrize("case", [TLS, TLS_CLUSTER])
+def test_the_processes_of_a_store_with_tls_get_its_certificate(case: Json) -> None:
+    stores = [each for each in objects(configured(case)) if "valkey" in each["metadata"]["name"]]
+    stores = [each for each in stores if each["kind"] == "StatefulSet"]
+    assert len(stores) == (3 if case is TLS_CLUSTER else 1)
+    for each in stores:
+        assert each["metadata"]["annotations"]["onewriter.dev/store-tls"] == "true"
+        (volume,) = [v for v in each["spec"]["template"]["spec"]["volumes"] if v["name"] == "tls"]
+        assert volume["secret"]["secretName"] == "store-certificate"
+        assert [item["key"] for item in volume["secret"]["items"]] == [
+            "tls.crt",
+            "tls.key",
+            "ca.crt",
+        ]
+        (mount,) = [m for m in container(each)["volumeMounts"] if m["name"] == "tls"]
+        variable = {"name": "ONEWRITER_VALKEY_TLS", "value": mount["mountPath"]}
+        assert variable in container(each)["env"]
+    assert "onewriter.dev/store-tls" not in valkey()["metadata"]["annotations"]
+
+
+def test_brokers_check_the_certificate_of_the_installed_store() -> None:
+    found = environment(brokers(TLS))
+    host = "onewriter-valkey.system.svc.cluster.local"
+    assert found["ONEWRITER_REDIS_URL"] == f"rediss://{host}:6379"
+    assert found["ONEWRITER_REDIS_CA_FILE"] == "/run/onewriter/store-ca/ca.crt"
+    assert "ONEWRITER_REDIS_SERVER_NAME" not in found
+    (volume,) = [
+        each
+        for each in brokers(TLS)["spec"]["template"]["spec"]["volumes"]
+        if each["name"] == "store-ca"
+    ]
+    assert volume["secret"]["secretName"] == "store-certificate"
+    assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    url = environment(brokers(TLS_CLUSTER))["ONEWRITER_REDIS_URL"]
+    assert url.startswith("rediss+cluster://onewriter-valkey-0-0.onewriter-valkey-pods.system.svc.")
 
 
 # ------------------------------------------------------------ who may talk to whom, drains

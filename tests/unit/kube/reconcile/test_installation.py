@@ -37,13 +37,17 @@ OWNER: Json = {
 
 
 class Server:
-    """An API server with the installation's namespace; a test sets its refusals."""
+    """An API server with the installation's namespace; a test sets its refusals.
+
+    ``apply_rolls``: whether the StatefulSet controller begins to replace the pods of whatever is applied.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[Key, Json] = {}
         self.refused: dict[Key, ApiRefused] = {}
         self.writes: list[Key] = []
         self.notation: dict[Key, Json] = {}
+        self.apply_rolls = False
         self._version = 0
         self._watchers: dict[str, list[asyncio.Queue[str]]] = {}
         self.put(OWNER)
@@ -58,12 +62,14 @@ class Server:
         for watcher in self._watchers.get(kind, ()):
             watcher.put_nowait("MODIFIED")
 
-    async def watch(self, kind: Kind, namespace: str, labels: str) -> AsyncIterator[str]:
+    async def watch(
+        self, kind: Kind, namespace: str, labels: str
+    ) -> AsyncIterator[tuple[str, Json]]:
         events: asyncio.Queue[str] = asyncio.Queue()
         self._watchers.setdefault(kind.kind, []).append(events)
-        yield "LISTED"
+        yield "LISTED", {"items": []}
         while True:
-            yield await events.get()
+            yield await events.get(), {}
 
     async def follow(self, kind: Kind, namespace: str, name: str) -> AsyncIterator[Json | None]:
         yield await self.get(kind, namespace, name)
@@ -71,6 +77,8 @@ class Server:
 
     async def merge(self, kind: Kind, key: Key, change: Json) -> Json:
         spec = {name: without_null(each) for name, each in change["spec"].items()}
+        if set(spec) == {"replicas"}:
+            spec = self.objects[key]["spec"] | spec
         return self.put(self.objects[key] | {"spec": spec})
 
     def put(self, document: Json) -> Json:
@@ -93,6 +101,8 @@ class Server:
         if key_of(document) in self.refused:
             raise self.refused[key_of(document)]
         spec = self.notation.get(key_of(document))
+        if self.apply_rolls and document["kind"] == "StatefulSet":
+            document = document | {"status": {"observedGeneration": 1, "updateRevision": "2"}}
         return self.put(document if spec is None else document | {"spec": spec})
 
     async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Json]:
@@ -147,6 +157,11 @@ def key(kind: str, name: str) -> Key:
     return Key(kind, "onewriter", name)
 
 
+PLAIN: Json = {"store": {"shards": 3}}
+ENCRYPTED: Json = {
+    "store": {"shards": 3, "tls": {"secretName": "store"}},
+    "valkey": {"image": "other"},
+}
 STORE = key("StatefulSet", "onewriter-valkey")
 BROKERS = key("StatefulSet", "onewriter-broker")
 
@@ -323,6 +338,79 @@ async def test_another_number_of_shards_of_a_cluster_is_refused_and_can_be_set_b
     assert server.writes == []
     assert {each for each in server.objects if each.kind == "StatefulSet"} == sets
     await former.reconcile()
+
+
+def stores(server: Server) -> list[Json]:
+    return [
+        each
+        for key, each in server.objects.items()
+        if key.kind == "StatefulSet" and "valkey" in key.name
+    ]
+
+
+def see(server: Server, *, pods: int) -> None:
+    """Let the StatefulSet controller see the store, and run this number of pods of each shard."""
+    for each in stores(server):
+        found = copy.deepcopy(each)
+        revisions = {"currentRevision": "1", "updateRevision": "1"}
+        found["metadata"]["generation"] = 1
+        found["status"] = {"observedGeneration": 1, "replicas": pods, **revisions}
+        server.put(found)
+
+
+@pytest.mark.parametrize(("first", "second"), [(PLAIN, ENCRYPTED), (ENCRYPTED, PLAIN)])
+async def test_all_pods_of_a_cluster_stop_before_one_starts_with_or_without_tls(
+    first: Json, second: Json
+) -> None:
+    server, _, former = world(more=first)
+    await former.reconcile()
+    see(server, pods=2)
+    templates = [each["spec"]["template"] for each in stores(server)]
+    changed = world(more=second, server=server)[2]
+    for _ in range(2):
+        server.writes.clear()
+        assert await changed.reconcile(), "it waits"
+        assert server.writes == [], "brokers do not move to a store that is not there"
+        assert [each["spec"]["replicas"] for each in stores(server)] == [0, 0, 0]
+        assert [each["spec"]["template"] for each in stores(server)] == templates
+    see(server, pods=0)
+    stores(server)[0]["metadata"]["generation"] = 2
+    assert await changed.reconcile()
+    assert server.writes == [], "the controller has not seen the change"
+    see(server, pods=0)
+    server.apply_rolls = True
+    await changed.reconcile()
+    assert [each["spec"]["replicas"] for each in stores(server)] == [2, 2, 2]
+    annotation = "onewriter.dev/store-tls"
+    found = {each["metadata"]["annotations"].get(annotation) for each in stores(server)}
+    assert found == {"true" if second is ENCRYPTED else None}
+    assert BROKERS not in server.writes, "the store's pods start first"
+    see(server, pods=2)
+    await changed.reconcile()
+    assert server.writes[-1] == BROKERS
+
+
+async def test_a_cluster_without_volumes_is_not_stopped_for_tls() -> None:
+    weak = {
+        "valkey": {"image": "other", "storage": {"size": ""}},
+        "brokers": {"settings": {"minimumDurability": "None"}},
+    }
+    server, _, former = world(more=PLAIN | weak)
+    await former.reconcile()
+    see(server, pods=2)
+    with pytest.raises(ApiRefused, match="their data would be lost: set it back"):
+        await world(more=ENCRYPTED | weak, server=server)[2].reconcile()
+    assert [each["spec"]["replicas"] for each in stores(server)] == [2, 2, 2]
+
+
+async def test_a_single_process_is_replaced_for_tls_like_for_any_change() -> None:
+    server, _, former = world()
+    await former.reconcile()
+    see(server, pods=1)
+    one = ENCRYPTED | {"store": {"tls": ENCRYPTED["store"]["tls"]}}
+    await world(more=one, server=server)[2].reconcile()
+    assert server.objects[STORE]["spec"]["replicas"] == 1
+    assert server.objects[STORE]["metadata"]["annotations"]["onewriter.dev/store-tls"] == "true"
 
 
 async def test_a_busy_server_is_called_again_at_its_retry_after() -> None:

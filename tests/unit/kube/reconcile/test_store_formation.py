@@ -205,8 +205,20 @@ async def test_without_the_secret_nothing_is_asked(world: World) -> None:
     world.server.password = ""
     assert await world.operator.step() == INCOMPLETE_SECONDS
     assert (world.plans[-1].state, world.pods.passwords) == (StoreState.UNKNOWN, [])
+    assert world.plans[-1].message == "no pod of the store answers"
     world.server.password = "first"  # noqa: S105 - of this test alone
     assert await world.operator.step() == COMPLETE_SECONDS
+
+
+async def test_the_reason_is_reported_if_no_pod_answers(world: World) -> None:
+    world.pods.away |= {
+        f"onewriter-valkey-{shard}-{number}" for shard in range(3) for number in range(2)
+    }
+    await world.operator.step()
+    assert world.plans[-1].message == "no pod of the store answers: no answer"
+    world.pods.away.remove("onewriter-valkey-0-0")
+    await world.operator.step()
+    assert "no answer" not in world.plans[-1].message
 
 
 async def test_newlines_at_the_end_of_the_password_do_not_count(world: World) -> None:
