@@ -21,6 +21,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 from tests.cluster.control_plane import ControlPlane
+from tests.loop_threads import ANSWER_SECONDS_MAX, end_loop
 
 
 @dataclass
@@ -57,7 +58,8 @@ class FaultyApi:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        port = asyncio.run_coroutine_threadsafe(self._serving.__aenter__(), self._loop).result(30)
+        starting = asyncio.run_coroutine_threadsafe(self._serving.__aenter__(), self._loop)
+        port = starting.result(ANSWER_SECONDS_MAX)
         self.kubeconfig.write_text(
             yaml.safe_dump(
                 {
@@ -77,11 +79,7 @@ class FaultyApi:
         return self
 
     def __exit__(self, *error: object) -> None:
-        leaving = self._serving.__aexit__(None, None, None)
-        asyncio.run_coroutine_threadsafe(leaving, self._loop).result(30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
-        self._loop.close()
+        end_loop(self._loop, self._thread, self._serving.__aexit__(None, None, None))
 
     # ------------------------------------------------------------ faults
 
@@ -114,7 +112,7 @@ class FaultyApi:
         async def done() -> None:
             action()
 
-        asyncio.run_coroutine_threadsafe(done(), self._loop).result(30)
+        asyncio.run_coroutine_threadsafe(done(), self._loop).result(ANSWER_SECONDS_MAX)
 
     # ------------------------------------------------------------ the proxy
 

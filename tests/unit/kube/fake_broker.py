@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
 from aiohttp import web
+from tests.loop_threads import ANSWER_SECONDS_MAX, end_loop
 
 from onewriter_core.api.desired import Reading, read_desired
 from onewriter_core.errors import ConfigurationError
@@ -394,15 +395,12 @@ class ThreadedBroker:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._running.__aenter__(), self._loop).result(30)
+        starting = asyncio.run_coroutine_threadsafe(self._running.__aenter__(), self._loop)
+        starting.result(ANSWER_SECONDS_MAX)
         return self
 
     def __exit__(self, *error: object) -> None:
-        leaving = self._running.__aexit__(None, None, None)
-        asyncio.run_coroutine_threadsafe(leaving, self._loop).result(30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
-        self._loop.close()
+        end_loop(self._loop, self._thread, self._running.__aexit__(None, None, None))
 
     @property
     def url(self) -> str:
@@ -414,7 +412,7 @@ class ThreadedBroker:
         async def done() -> Any:
             return action()
 
-        return asyncio.run_coroutine_threadsafe(done(), self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(done(), self._loop).result(ANSWER_SECONDS_MAX)
 
     def serve(self, topic: str, found: Json | None = None) -> None:
         self.do(lambda: self.fake.serve(topic, found))
