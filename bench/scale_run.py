@@ -50,6 +50,10 @@ from onewriter_testing.processes import LocalBrokers, running_brokers
 
 TOPICS_DEFAULT = 10_000
 IDLE_TOPICS_DEFAULT = 100_000
+UNUSED_SECONDS = 20.0
+"""``unused_topic_seconds`` of the broker that ``measure_idle`` starts."""
+
+UNLOAD_SECONDS_MAX = 600.0
 VICTIM = 0
 ROOT = Path(__file__).parent.parent
 
@@ -183,9 +187,9 @@ def wait_placed(brokers: LocalBrokers) -> None:
 
 
 @contextlib.contextmanager
-def lab(brokers: int) -> Iterator[tuple[LocalBrokers, StoreServer]]:
-    """Brokers without a supervisor on a store that syncs each write."""
-    settings = {
+def lab(brokers: int, **more: float) -> Iterator[tuple[LocalBrokers, StoreServer]]:
+    """Brokers without a supervisor on a store that syncs each write; ``more``: further settings."""
+    settings = more | {
         "quota_topics_per_subject": 0,
         "quota_topics_per_namespace": 0,
         "quota_producers_per_subject": 0,
@@ -269,34 +273,70 @@ def _profile(pid: int, output: Path, topics: int) -> None:
     subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def measure_idle(topics: int) -> Report:
-    """Open topics with a holder each, let all clients leave, and compare the broker's memory."""
-    with lab(1) as (brokers, store), tempfile.TemporaryDirectory(prefix="onewriter-") as folder:
+def _wait_unloaded(brokers: LocalBrokers, topics: int) -> None:
+    """Wait until the broker has unloaded that many topics since its start. Raises TimeoutError."""
+    deadline = time.monotonic() + UNLOAD_SECONDS_MAX
+    while (
+        done := sum(int(str(each["topics"])) for each in brokers.events("topics.unloaded"))
+    ) < topics:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{done:,} of {topics:,} topics were unloaded")
+        time.sleep(1.0)
+
+
+def measure_idle(topics: int, at_once: int) -> Report:
+    """Open topics with a holder each, let all clients leave, and compare the broker's memory.
+
+    At most ``at_once`` topics have a holder at a time: the next ones are opened when the former ones were unloaded.
+    """
+    with (
+        lab(1, unused_topic_seconds=UNUSED_SECONDS) as (brokers, store),
+        tempfile.TemporaryDirectory(prefix="onewriter-") as folder,
+    ):
+        all_names = names_for(brokers, 0, topics)
         names = Path(folder) / "topics"
-        names.write_text("\n".join(names_for(brokers, 0, topics)))
         before, before_store = process_usage([brokers.pid(0)]), process_usage([store.process_id])
-        client = Client(names, brokers.service_urls, waiters=False)
-        try:
-            opened = client.wait_for("open")
-            held = process_usage([brokers.pid(0)])
-        finally:
-            client.end()
-        time.sleep(15.0)
+        held_bytes, seconds, first_bytes = 0, 0.0, 0
+        for first in range(0, topics, at_once):
+            part_of = all_names[first : first + at_once]
+            names.write_text("\n".join(part_of))
+            client = Client(names, brokers.service_urls, waiters=False)
+            try:
+                seconds += client.wait_for("open")["seconds"]
+                held_bytes = max(held_bytes, process_usage([brokers.pid(0)]).resident_bytes)
+            finally:
+                client.end()
+            left = time.monotonic()
+            time.sleep(15.0)
+            loaded = process_usage([brokers.pid(0)])
+            _wait_unloaded(brokers, first + len(part_of))
+            unloaded_after = time.monotonic() - left
+            first_bytes = first_bytes or process_usage([brokers.pid(0)]).resident_bytes
         idle, idle_store = process_usage([brokers.pid(0)]), process_usage([store.process_id])
         time.sleep(10.0)
         cpu = process_usage([brokers.pid(0)]).since(idle).cpu_seconds / 10.0
         growth = (idle.resident_bytes - before.resident_bytes) / topics / 1024
         stored = (idle_store.resident_bytes - before_store.resident_bytes) / topics / 1024
-        text = f"{topics:,} topics with a holder each, on one broker; then all clients leave, and memory is measured 15 s later."
+        later = (idle.resident_bytes - first_bytes) / max(1, topics - at_once) / 1024
+        text = (
+            f"{topics:,} topics on one broker, of which {min(at_once, topics):,} have a holder at a time. Then their clients leave,"
+            f" and a topic leaves memory after {UNUSED_SECONDS:g} s (`unused_topic_seconds`)."
+        )
         megabytes = idle.resident_bytes / 1e6
         goals: list[Goal] = [
             (f"{topics:,} topics without clients below 500 MB", Value(megabytes, "MB", at_most=500))
         ]
         rows = [
-            ["opened", f"{topics / opened['seconds']:,.0f}/s"],
-            ["broker with a holder of each topic", f"{held.resident_bytes / 1e6:,.0f} MB"],
-            ["broker without clients", f"{megabytes:,.0f} MB"],
-            ["broker, per topic without clients", f"{growth:.2f} KiB"],
+            ["opened", f"{topics / seconds:,.0f}/s"],
+            ["broker with all holders", f"{held_bytes / 1e6:,.0f} MB"],
+            ["broker 15 s after the last clients left", f"{loaded.resident_bytes / 1e6:,.0f} MB"],
+            ["broker without clients, all topics unloaded", f"{megabytes:,.0f} MB"],
+            ["all topics unloaded after", f"{unloaded_after:.0f} s"],
+            ["broker, per topic unloaded", f"{growth:.2f} KiB"],
+            [
+                "the same, of the topics after the first that were held at a time",
+                f"{later:.2f} KiB",
+            ],
             ["store, per topic", f"{stored:.2f} KiB"],
             ["CPU of the broker without clients", f"{cpu:.1%} of a core"],
         ]
@@ -322,6 +362,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--parts", default=",".join(TITLES), help="of " + ", ".join(TITLES))
     found.add_argument("--topics", type=int, default=TOPICS_DEFAULT)
     found.add_argument("--idle", type=int, default=IDLE_TOPICS_DEFAULT)
+    found.add_argument(
+        "--at-once", type=int, default=0, help="idle topics with a holder at a time; 0: all"
+    )
     found.add_argument("--pairs", type=int, default=PAIRS, help="of each row of the part shards")
     found.add_argument("--no-waiters", action="store_true")
     found.add_argument("--profile", type=Path, help="prefix of py-spy's files")
@@ -340,7 +383,7 @@ def main() -> None:
         "topics": lambda: measure_takeover(
             given.topics, waiters=not given.no_waiters, profile=given.profile
         ).report(),
-        "idle": lambda: measure_idle(given.idle),
+        "idle": lambda: measure_idle(given.idle, given.at_once or given.idle),
     }
     for name in chosen:
         others_share, machine = others_share_now(), str(describe_machine())

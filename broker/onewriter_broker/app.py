@@ -63,6 +63,7 @@ from onewriter_broker.topic.retention.retention import RetentionLimits
 from onewriter_broker.topic.retention.segments import SegmentIndexes, SegmentLimits
 from onewriter_broker.topic.retention.sizes import Sizes
 from onewriter_broker.topic.runner import TopicRunner
+from onewriter_broker.topic.unused_topics import UnusedTopics
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName
@@ -292,6 +293,13 @@ class Broker:
             wall_ms=wall_ms,
             store=self.store_watch,
         )
+        self.unused_topics = UnusedTopics(
+            self.topics,
+            self.maintenance,
+            self.compactions,
+            seconds=settings.unused_topic_seconds,
+            now=now,
+        )
         self.staging = Staging(
             dependencies.store,
             self.topics.bucket_of,
@@ -378,6 +386,7 @@ class Broker:
                     self.spawn(self.compactions.run()),
                     self.spawn(self.staging.run()),
                     self.spawn(self.idle_topics.run()),
+                    self.spawn(self.unused_topics.run()),
                     self.spawn(self.namespaces.run()),
                     self.spawn(self.metrics.run()),
                     self.spawn(self.accounting.run()),

@@ -213,6 +213,11 @@ class Settings(BaseSettings):
         description="after a bucket moved and its topic was loaded: time in which the holder can resume before a"
         " waiter is promoted",
     )
+    unused_topic_seconds: float = Field(
+        300.0,
+        gt=0,
+        description="a topic without clients and subscriptions leaves the broker's memory after this time",
+    )
     frozen_after_seconds: float = Field(
         2.0,
         gt=0,

@@ -113,6 +113,7 @@ class BrokerNode:
                 roll_bytes=6_000,
                 roll_seconds=20.0,
                 tail_bytes_per_log=4_000,
+                unused_topic_seconds=2.0,
             ),
             store=cast("LogStore", self.store),
             anchor=self.anchor,

@@ -153,6 +153,11 @@ class CursorSaver:
         if error is not None:
             raise error
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether no change waits or is being saved."""
+        return not (self._dirty or self._saving or self._receipts or self._task is not None)
+
     async def flush(self) -> None:
         """Save all that is dirty now; raises Undecided or Unavailable at the first failure."""
         async with self._turn:

@@ -123,6 +123,13 @@ class Subscriptions:
 
     # ------------------------------------------------------------ asking
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no subscription, not even that of a reader, and all deletions are saved."""
+        if self._made is None:
+            return True
+        return not self._all() and self._made[0].saver.is_saved
+
     def names(self) -> list[str]:
         """The names of all subscriptions, including those of readers."""
         return sorted(subscription.name for subscription in self._all())

@@ -191,6 +191,9 @@ class Metrics:
     def _topics(self) -> Iterator[Metric]:
         loaded = self._clients.topics.loaded
         yield _gauge("topics_loaded", "Topics that this broker serves at present.", len(loaded))
+        unloaded = len(self._clients.topics.unloaded)
+        text = "Topics that left memory because no client used them, and were not loaded again."
+        yield _gauge("topics_unloaded", text, unloaded)
         broken = len(self._clients.topics.broken)
         yield _gauge(
             "topics_broken", "Topics that are refused because a key must be repaired.", broken

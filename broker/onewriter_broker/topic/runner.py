@@ -21,6 +21,7 @@ from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.fencing import Fencing, LogBefore
 from onewriter_broker.topic.history.presence import ending_of, note
+from onewriter_broker.topic.history.tenures import PRESENT
 from onewriter_broker.topic.history.topic_history import TopicHistory
 from onewriter_broker.topic.producers.deduplication import Deduplications
 from onewriter_broker.topic.producers.leader_loads import may_promote
@@ -174,6 +175,37 @@ class TopicRunner:
         fenced = self.topic.partition(partition)
         return self._topic_producers.state(partition, 0 if fenced is None else fenced.epoch)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the topic has no producers, and nothing of it waits, is under way or has a deadline.
+
+        False if its last holder may act as the leader for some time after an assurance (``serve_seconds``): only
+        this runner knows whether that time has passed.
+        """
+        is_busy = (
+            self.producers
+            or self._mailbox
+            or self._answers
+            or self._fences
+            or self._timer is not None
+            or self.topic.is_closed
+            or self.topic.pending_fence is not None
+            or self.topic.queue
+        )
+        return not is_busy and all(map(self._is_partition_at_rest, self.topic.partitions))
+
+    def _is_partition_at_rest(self, partition: Partition) -> bool:
+        """Whether a partition is vacant, and the store has the record that its holder has left."""
+        topic_log = self.logs[partition.number]
+        return (
+            isinstance(partition.ownership, Vacant)
+            and partition.is_open
+            and not partition.serve_seconds
+            and topic_log.is_at_rest
+            and topic_log.state.get(PRESENT, "0") == "0"
+            and not self._dependencies.presence.is_waiting(self.bucket, topic_log)
+        )
+
     # ------------------------------------------------------------ events
 
     async def open(self, partitions: tuple[Partition, ...]) -> tuple[Partition, ...] | None:
@@ -201,8 +233,9 @@ class TopicRunner:
         for number in stored:
             await self._fencing.read_state(self.logs[number])
         for number in numbers:
-            end = await self._fencing.remember_end(self.logs[number])
-            if number in before:
+            end = None
+            if number in before:  # a new log has no entry
+                end = await self._fencing.remember_end(self.logs[number])
                 await self._fencing.report_risk(self.logs[number], before[number], end)
             absence = known[number].absence
             endings[number] = ending_of(
@@ -226,13 +259,8 @@ class TopicRunner:
         """Serve partitions that were opened."""
         self.topic = replace(self.topic, partitions=partitions)
         self._set_timer()
-        if any(
-            partition.epoch for partition in partitions
-        ):  # otherwise the topic never had a holder
-            self._dependencies.recalls.add(self.bucket, self._recall)
-
-    async def _recall(self) -> None:
-        await self.guarded(self.history.recall())
+        # Without an epoch, the topic never had a holder.
+        self.history.is_whole = not any(partition.epoch for partition in partitions)
 
     def refence_where_refused(self) -> None:
         """Open the next ledger if writes were rejected although this broker still owns bucket and dataset."""

@@ -178,6 +178,7 @@ async def _status(
     declared = topics.desired.topic(name)
     loaded = topics.loaded.get(str(name))
     if loaded is not None:
+        await loaded.runner.history.recall()
         found = status.served_status(site, loaded, None, is_secure=is_secure)
     else:
         found = status.place(site, name, entry, is_secure=is_secure)

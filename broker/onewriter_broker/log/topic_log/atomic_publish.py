@@ -257,6 +257,12 @@ class Publishes:
         publish.entries_before = topic_log.entries_in + len(topic_log.waiting)
         self._queue.append(publish)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no publish is queued or under way, and no result is unknown."""
+        self._settle()
+        return not (self._queue or self._held or self._unknown)
+
     def of(self, app: str) -> Publish | None:
         """A publish of the app whose result is not known yet."""
         self._settle()

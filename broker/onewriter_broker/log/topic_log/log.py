@@ -38,7 +38,7 @@ from onewriter_broker.quotas.shares import Share
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.log_format.chain import CHAIN_START, chain
-from onewriter_core.log_format.field_names import COMPACTED, TRIMMED
+from onewriter_core.log_format.field_names import COMPACTED, COMPACTING, TRIMMED
 from onewriter_core.log_format.limits import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX
 
 LEDGERS_REMEMBERED_MAX = 64
@@ -508,6 +508,25 @@ class TopicLog:
         return self._publishes is not None and self._publishes.is_first(self)
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether the log is open, and no entry, result, report or trim of it waits or is under way.
+
+        A log with a compacted view, or that is being compacted, is never at rest.
+        """
+        has_work = (
+            self._waiting
+            or self._undecided
+            or self._guarded
+            or (self._publishes is not None and not self._publishes.is_empty)
+            or (self._reports is not None and self._reports.pending)
+            or (self._trimming is not None and self._trimming.locked())
+            or (self._compacted is not None and self._compacted.is_waited_for)
+            or COMPACTED in self._state
+            or COMPACTING in self._state
+        )
+        return self._is_writable and not self._needs_comparison and not has_work
+
+    @property
     def has_more(self) -> bool:
         """Whether a block can be formed now."""
         if self._publishes is not None and self._publishes.is_first(self):
@@ -801,14 +820,22 @@ class TopicLog:
         self._tail_bytes -= sum(map(stored_bytes, self._tail[:count]))
         del self._tail[:count]
 
-    async def save_state(self, fields: Mapping[str, str], remove: Sequence[str] = ()) -> None:
+    async def save_state(
+        self,
+        fields: Mapping[str, str],
+        remove: Sequence[str] = (),
+        *,
+        may_repeat: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Set and remove fields of the log's state, under its token.
 
+        ``may_repeat``: whether the write still applies if the log was opened again meanwhile, after a rejected attempt.
         Raises Undecided (perhaps written, or the bucket is being bound to another dataset: retry)
-        and Unavailable (this broker does not own the log now; nothing was written).
+        and Unavailable (this broker does not own the log now, or the write no longer applies; nothing was written).
         """
         await self._under_token(
-            lambda binding, token: self.store.set_state(binding, self.name, token, fields, remove)
+            lambda binding, token: self.store.set_state(binding, self.name, token, fields, remove),
+            may_repeat,
         )
         self.note_state(fields, remove)
 
@@ -826,7 +853,11 @@ class TopicLog:
             raise Undecided(f"{field} of {self.name} changed meanwhile; retry")
         self.note_state({} if value is None else {field: value}, [field] if value is None else [])
 
-    async def _under_token(self, write: Callable[[Binding, str], Awaitable[Outcome]]) -> Outcome:
+    async def _under_token(
+        self,
+        write: Callable[[Binding, str], Awaitable[Outcome]],
+        may_repeat: Callable[[], bool] = lambda: True,
+    ) -> Outcome:
         """Execute a write under the log's token, again if the log was opened again meanwhile; DONE or STALE."""
         while True:
             binding, ledger = self._binding, self._ledger
@@ -842,6 +873,8 @@ class TopicLog:
                 raise Unavailable(
                     f"this broker no longer serves {self.name} ({outcome.value}); retry"
                 )
+            if not may_repeat():
+                raise Unavailable(f"{self.name} was opened again meanwhile ({outcome.value})")
 
     # ------------------------------------------------------------ reading
 

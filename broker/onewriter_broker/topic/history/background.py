@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -27,19 +28,22 @@ SAVES_MAX = 4
 log = structlog.get_logger(__name__)
 
 
-async def save_presence(topic_log: TopicLog, fields: Mapping[str, str]) -> None:
+async def save_presence(
+    topic_log: TopicLog, fields: Mapping[str, str], may_repeat: Callable[[], bool] = lambda: True
+) -> None:
     """Save fields of a log's state that record its holder's presence, as best effort."""
     try:
-        await topic_log.save_state(fields)
+        await topic_log.save_state(fields, may_repeat=may_repeat)
     except (Unavailable, Undecided) as error:
         log.debug("presence.unsaved", topic=str(topic_log.name), reason=str(error))
 
 
 @dataclass(slots=True)
 class _Saves:
-    """The records of a bucket's logs that were not sent yet, and the tasks that save them."""
+    """The records of a bucket's logs that were not sent yet, those that are being sent, and the tasks that save them."""
 
     waiting: dict[TopicLog, tuple[dict[str, str], Guarded]] = field(default_factory=dict)
+    sending: dict[TopicLog, dict[str, str]] = field(default_factory=dict)
     tasks: int = 0
 
 
@@ -65,22 +69,43 @@ class PresenceSaves:
             saves.tasks += 1
             self._spawn(self._work(bucket, saves))
 
-    def take(self, bucket: int, topic_log: TopicLog) -> dict[str, str]:
-        """The fields that wait for a log. The caller saves them."""
+    def is_waiting(self, bucket: int, topic_log: TopicLog) -> bool:
+        """Whether fields of a log wait to be saved, or are being saved."""
         saves = self._buckets.get(bucket)
-        waiting = None if saves is None else saves.waiting.pop(topic_log, None)
-        return {} if waiting is None else waiting[0]
+        return saves is not None and (topic_log in saves.waiting or topic_log in saves.sending)
+
+    def take(self, bucket: int, topic_log: TopicLog) -> dict[str, str]:
+        """The fields of a log that wait or are being sent. The caller saves them.
+
+        A record that is being sent is not repeated any more: after a fence, it would overwrite what the fence wrote.
+        """
+        saves = self._buckets.get(bucket)
+        if saves is None:
+            return {}
+        waiting = saves.waiting.pop(topic_log, None)
+        return saves.sending.pop(topic_log, {}) | ({} if waiting is None else waiting[0])
 
     async def _work(self, bucket: int, saves: _Saves) -> None:
         try:
             while saves.waiting:
                 topic_log = next(iter(saves.waiting))
                 fields, guarded = saves.waiting.pop(topic_log)
-                await guarded(save_presence(topic_log, fields))
+                saves.sending[topic_log] = fields
+                try:
+                    may_repeat = partial(_is_being_sent, saves, topic_log, fields)
+                    await guarded(save_presence(topic_log, fields, may_repeat))
+                finally:
+                    if _is_being_sent(saves, topic_log, fields):
+                        del saves.sending[topic_log]
         finally:
             saves.tasks -= 1
             if not saves.tasks:
                 del self._buckets[bucket]
+
+
+def _is_being_sent(saves: _Saves, topic_log: TopicLog, fields: dict[str, str]) -> bool:
+    """Whether the caller of ``take`` has not taken the fields."""
+    return saves.sending.get(topic_log) is fields
 
 
 class Recalls:

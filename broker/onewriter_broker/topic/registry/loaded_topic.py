@@ -57,6 +57,8 @@ class LoadedTopic:
     """Whether producers without a schema are refused if the topic has one."""
     is_growing: bool = False
     """Whether declared partitions are being added."""
+    unused_since: float | None = None
+    """When it was first seen unused, in monotonic seconds. None: it was used since the last check."""
     _growing: asyncio.Lock | None = field(default=None, init=False)
 
     @property
@@ -65,6 +67,20 @@ class LoadedTopic:
         if self._growing is None:  # created on demand, because few topics grow
             self._growing = asyncio.Lock()
         return self._growing
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a client uses the topic, or it has a subscription."""
+        return bool(self.runner.producers) or not all(
+            each.is_empty for each in self.subscriptions.values()
+        )
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it is not used, and nothing of it waits or is under way."""
+        is_locked = self.is_growing or (self._growing is not None and self._growing.locked())
+        is_complete = len(self.subscriptions) == len(self.runner.logs)
+        return is_complete and not is_locked and not self.is_used and self.runner.is_at_rest
 
     def has(self, name: TopicName) -> bool:
         """Whether the topic serves that name already."""

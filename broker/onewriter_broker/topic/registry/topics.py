@@ -2,7 +2,8 @@
 
 A topic is loaded at its first look-up on this broker. The load reads the topic's state and fences all its logs,
 so that from then on this broker's token is the valid one. It restores the ownership from the markers, and the
-subscriptions from their cursors. The topic is unloaded when its bucket leaves.
+subscriptions from their cursors. The topic is unloaded when its bucket leaves, or when no client has used it for some
+time (``unused_topics.py``).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from onewriter_broker.topic.registry.policies import (
     follow,
 )
 from onewriter_broker.topic.registry.resume_windows import Load, ResumeWindows
+from onewriter_broker.topic.registry.unloaded_topics import UnloadedTopics
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.api.manifests import DesiredState
@@ -65,6 +67,7 @@ class Topics:
         shares: StoreShares | None = None,
     ) -> None:
         self.loaded: dict[str, LoadedTopic] = {}
+        self.unloaded = UnloadedTopics()
         self.desired = DesiredState()
         self._settings = settings
         self._dependencies: TopicDependencies
@@ -116,10 +119,17 @@ class Topics:
             is_in_doubt = reason is not LostReason.GIVEN_BACK
             _report_acknowledged(topic.runner, self._dependencies, is_in_doubt=is_in_doubt)
             self._drop(topic, "the topic is moving to another broker")
+        self._forget_unloaded(bucket)
+
+    def _forget_unloaded(self, bucket: int) -> None:
+        """Forget the unloaded topics of a bucket. What this broker acknowledged there is compared with the next dataset."""
+        for each in self.unloaded.forget(bucket):
+            self._dependencies.left(each.name, each.holding.binding, each.ends)
 
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
         """Fence every loaded topic of the bucket again after a failover of the store."""
         log.warning("bucket.dataset_changed", bucket=bucket, replid=holding.binding.replid)
+        self._forget_unloaded(bucket)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             topic.runner.dataset_changed()
 
@@ -198,6 +208,7 @@ class Topics:
                 raise Refused(ServerError.NOT_ALLOWED_ERROR, refusal)
             partition = WHOLE if name.partition is None else name.partition
             topic = await self._load_once(base, partition, creator)
+        topic.unused_since = None
         partition = WHOLE if name.partition is None else name.partition
         if partition not in topic.subscriptions:
             await self._add_partition(topic, partition, creator)
@@ -280,6 +291,7 @@ class Topics:
         if until is not None:
             opened = tuple(with_reservation(partition, until) for partition in opened)
         self.loaded[str(base)] = topic
+        self.unloaded.loaded(base, topic.bucket)
         self.broken.served(base)
         topic.runner.start(opened)
         log.debug("topic.loaded", topic=str(base), ledger=max(each.ledger for each in opened))
@@ -324,7 +336,10 @@ class Topics:
         logs = {n: await self._read_log(base, n, declared, holding) for n in entry.log_numbers}
         # The reservation gets its end when the load is done.
         reserved_until = load.began_at if load.is_in_window else None
-        partitions = self._read_partitions(logs, holding, reserved_until)
+        partitions = tuple(
+            self.unloaded.partition(base, each, logs[each.number], holding)
+            for each in self._read_partitions(logs, holding, reserved_until)
+        )
         machine = Topic(partitions, declaring.promotion_of(declared))
         is_on = deduplicates(base, entry, self.namespaces)
         runner = TopicRunner(base, bucket, machine, logs, self._dependencies, is_deduplicated=is_on)
@@ -401,6 +416,7 @@ class Topics:
         topic_log.load(
             await self._dependencies.store.read_state(topic_log.name, replid=holding.binding.replid)
         )
+        self.unloaded.restore(base, number, topic_log, holding)
         self.broken.recall(base, topic_log)
         return topic_log
 
@@ -594,8 +610,9 @@ class Topics:
         """Load the topic. Raises Refused if it does not exist."""
         if await self.partitions_of(base) is None:
             raise Refused(ServerError.TOPIC_NOT_FOUND, f"{base} does not exist")
-        topic = self.loaded.get(str(base))
-        return topic if topic is not None else await self._load_once(base, WHOLE)
+        topic = self.loaded.get(str(base)) or await self._load_once(base, WHOLE)
+        topic.unused_since = None
+        return topic
 
     def failed(self, base: TopicName) -> None:
         """Unload a topic after an unexpected error. Its clients look it up again."""
@@ -617,6 +634,20 @@ class Topics:
             await self._save_notes(topic)
             self.resume_windows.unloaded(base)
             self._drop(topic, "the topic is being unloaded")
+
+    def unload_unused(self, topic: LoadedTopic) -> bool:
+        """Unload a topic that no client uses, and remember what the next load cannot read from the store.
+
+        False: it stays loaded.
+        """
+        key, holding = str(topic.name), self.ownership.holding(topic.bucket)
+        if holding is None or key in self._loading or self.loaded.get(key) is not topic:
+            return False
+        is_bound = all(each.binding == holding.binding for each in topic.runner.logs.values())
+        if not is_bound or self.unloaded.is_full or not self.unloaded.add(topic, holding):
+            return False
+        self._drop(topic, "no client uses the topic")
+        return True
 
     def _drop(self, topic: LoadedTopic, reason: str) -> None:
         if self.loaded.get(str(topic.name)) is not topic:

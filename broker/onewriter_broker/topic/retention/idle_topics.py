@@ -1,4 +1,5 @@
-"""Retention of idle topics: topics that no client has looked up since this broker acquired their buckets.
+"""Retention of idle topics: topics that are not loaded. No client has looked them up since this broker acquired their
+buckets, or they were unloaded because no client used them.
 
 Retention neither loads nor fences an idle topic, unless a compaction must come first. Only the logs of loaded
 topics are compacted, so such a topic is loaded, and trimmed like topics in use. For other idle topics, the
@@ -39,6 +40,7 @@ from onewriter_broker.topic.retention.retention import (
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.topic.model import WHOLE
 
 ROUND_SECONDS = 600.0
 """Time between two rounds over the idle topics, and before the first round, because most topics are loaded soon."""
@@ -223,7 +225,11 @@ class IdleTopics:
                 break
             with kept_at_rest(self._topics, base):
                 fields = await noted(measured.topic_log, cut)
+                before = measured.size
                 done = await trim_once(measured, cut, fields, holding.binding, token)
+            name, gone = measured.topic_log.name, before - measured.size
+            number = WHOLE if name.partition is None else name.partition
+            self._topics.unloaded.trimmed(base, holding.binding.bucket, number, gone)
             dropped += done.blocks
             if done.blocks == 0:
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import structlog
@@ -107,6 +108,23 @@ class Maintenance:
         if policy is not None and policy.max_age_seconds is not None:
             age_max = min(age_max, max(policy.max_age_seconds / ROLLS_PER_BOUND, POLL_SECONDS))
         return bytes_max, age_max
+
+    def may_unload(self, topic: LoadedTopic) -> bool:
+        """Whether an unused topic may leave memory, with nothing left that only retention of loaded topics does.
+
+        Retention of idle topics follows declared bounds, and does not trim the ledger that is open. So this method
+        rolls a ledger with entries, and the answer is no until it is rolled.
+        """
+        policy = self._policy(topic)
+        if policy is None:
+            return True
+        logs = topic.runner.logs
+        if topic.declared is None and any(e.size > self._undeclared_bytes for e in logs.values()):
+            return False
+        if any(each.ledger_entries for each in logs.values()):
+            topic.runner.roll_if_full(0, math.inf)
+            return False
+        return True
 
     def shrink_tails(self) -> None:
         """Keep the newest blocks of all logs in memory within their bound. Each log gets an equal share."""

@@ -163,6 +163,11 @@ class Measured:
         """The first known block, or the highest position if none is known."""
         return self.block_runs[0].start if self.block_runs else Position(NUMBER_MAX, NUMBER_MAX)
 
+    @property
+    def size(self) -> int:
+        """Approximate bytes of the measured part in the store."""
+        return sum(block_run.weight for block_run in self.block_runs)
+
     def add(self, block: StoredBlock) -> None:
         """Add the next block of the log."""
         size, entries, time_ms = 0, 0, _time(block)
@@ -358,10 +363,10 @@ async def trim_once(
     first = await topic_log.read_blocks(EARLIEST, count=1)
     if not first:
         return Dropped(0)
-    before = sum(each.weight for each in measured.block_runs)
+    before = measured.size
     dropped = measured.forget_before(first[0].position)
     if topic_log.is_measured:
-        topic_log.subtract_size(before - sum(each.weight for each in measured.block_runs))
+        topic_log.subtract_size(before - measured.size)
     return Dropped(dropped)
 
 

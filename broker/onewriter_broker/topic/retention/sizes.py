@@ -1,4 +1,4 @@
-"""The sizes of the logs in use here and of the parts that are staged for them.
+"""The sizes of the logs that are or were in use here, and of the parts that are staged for them.
 
 A size comes from retention's measurement, or from a single measurement here, plus later entries. It estimates
 what the log takes in the store: the bytes of its entries, and an overhead for each entry and each block. Logs
@@ -59,7 +59,7 @@ class Sizes:
 
     async def sums(self) -> Counter[ShareOf]:
         """The stored bytes now, by share."""
-        found: Counter[ShareOf] = Counter()
+        found: Counter[ShareOf] = Counter(self._topics.unloaded.sizes)
         seen = 0
         for topic in list(self._topics.loaded.values()):
             whose = ShareOf(topic.name.namespace_name, topic.declared is not None)
@@ -99,7 +99,7 @@ class Sizes:
                 if topic_log.maybe_trimmed_before != cut:
                     return
                 if measured.reaches in {reached, topic_log.committed}:
-                    topic_log.set_size(sum(each.weight for each in measured.block_runs))
+                    topic_log.set_size(measured.size)
                     return
                 await asyncio.sleep(PAUSE_SECONDS)
         except OnewriterError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -18,11 +18,15 @@ class Log:
     def __init__(self, allowed: asyncio.Event, error: Exception | None = None) -> None:
         self.name = "log"
         self.saved: list[Mapping[str, str]] = []
+        self.is_repeated: bool | None = None
         self._allowed = allowed
         self._error = error
 
-    async def save_state(self, fields: Mapping[str, str]) -> None:
+    async def save_state(
+        self, fields: Mapping[str, str], *, may_repeat: Callable[[], bool]
+    ) -> None:
         await self._allowed.wait()
+        self.is_repeated = may_repeat()
         if self._error is not None:
             raise self._error
         self.saved.append(fields)
@@ -97,6 +101,20 @@ async def test_a_record_that_was_taken_is_saved_by_its_taker() -> None:
     allowed.set()
     await tasks.ended()
     assert log.saved == []
+
+
+async def test_a_record_that_is_being_sent_is_saved_by_its_taker_and_not_repeated() -> None:
+    tasks, allowed = Tasks(), asyncio.Event()
+    saves, log, other = PresenceSaves(tasks.spawn), Log(allowed), Log(allowed)
+    save(saves, log, {"present": "0", "absentSince": "5"})
+    save(saves, other, {"present": "0"})
+    await asyncio.sleep(0)
+    assert saves.is_waiting(0, cast("TopicLog", log))
+    assert saves.take(0, cast("TopicLog", log)) == {"present": "0", "absentSince": "5"}
+    assert not saves.is_waiting(0, cast("TopicLog", log))
+    allowed.set()
+    await tasks.ended()
+    assert (log.is_repeated, other.is_repeated) == (False, True)
 
 
 async def test_a_record_that_cannot_be_saved_does_not_stop_the_others() -> None:

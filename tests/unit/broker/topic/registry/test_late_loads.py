@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import islice
-from typing import cast
 
 import pytest
 from tests.unit.broker.topic.fence_path_world import (
@@ -20,19 +18,15 @@ from tests.unit.broker.topic.fence_path_world import (
     serving,
     until,
 )
+from tests.unit.broker.topic.topics_world import BUCKETS, topics_of
 
-from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.store.api import BrokenKey
 from onewriter_broker.log.store.keys import Keys
-from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.history.tenures import PRESENT
 from onewriter_broker.topic.limits import TopicLimits
-from onewriter_broker.topic.registry.catalog import Catalogs
 from onewriter_broker.topic.registry.resume_windows import LATE_SECONDS_MAX
 from onewriter_broker.topic.registry.topics import Topics
-from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.topic.model import AccessMode
@@ -41,23 +35,6 @@ pytestmark = pytest.mark.looptime
 
 WINDOW = Settings().resume_window_seconds
 HOLDER = "holder"
-BUCKETS = 64
-
-
-def topics_of(world: World) -> Topics:
-    """All topics of a broker, here with one bucket."""
-
-    def subscriptions(topic_log: TopicLog, runner: TopicRunner) -> Subscriptions:
-        return Subscriptions(
-            topic_log, spawn=runner.spawn, clock=lambda: 0.0, wall_clock_ms=lambda: 0
-        )
-
-    topics = Topics(Settings(), Catalogs(world.store, BUCKETS), subscriptions)
-    dependencies = replace(
-        world.dependencies, ownership=world.owner, resumable_until=topics.resumable_until
-    )
-    topics.serve_with(cast("BucketOwnership", world.owner), dependencies)
-    return topics
 
 
 def names_beside(base: TopicName, count: int) -> list[TopicName]:

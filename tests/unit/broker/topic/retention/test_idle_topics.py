@@ -19,6 +19,7 @@ from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import Settling
 from onewriter_broker.topic.registry.policies import NoPolicies
 from onewriter_broker.topic.registry.topics import Topics
+from onewriter_broker.topic.registry.unloaded_topics import UnloadedTopics
 from onewriter_broker.topic.retention.idle_topics import IdleTopics, kept_at_rest
 from onewriter_broker.topic.retention.retention import RetentionLimits
 from onewriter_broker.verify.reader import verify
@@ -40,6 +41,7 @@ class Registry:
 
     def __init__(self, holding: Holding, policy: Policy) -> None:
         self.leaving: dict[str, Settling] = {}
+        self.unloaded = UnloadedTopics()
         self.namespaces = NoPolicies()
         self.compaction = Compaction()
         self.is_loaded = False
