@@ -45,6 +45,7 @@ from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.log.store.redis.store_tls import StoreTls
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
+from onewriter_broker.termination_message import termination_file, write_termination_message
 from onewriter_broker.tls import certificate_of
 from onewriter_core.api.anchor import BUCKETS_PER_OBJECT_MAX
 from onewriter_core.errors import ConfigurationError, OnewriterError, Undecided
@@ -225,15 +226,21 @@ async def serve(settings: Settings, heartbeat: int | None) -> None:
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, broker.reread)
         async with asyncio.TaskGroup() as tasks:
-            beating = None
+            beside = [tasks.create_task(_forget_earlier_reason(broker))]
             if heartbeat is not None:
-                beating = tasks.create_task(Heartbeat(heartbeat, stop.set).run())
+                beside.append(tasks.create_task(Heartbeat(heartbeat, stop.set).run()))
             await broker.run(stop)
-            if beating is not None:
-                beating.cancel()
+            for task in beside:
+                task.cancel()
     finally:
         if api is not None:
             await api.close()
+
+
+async def _forget_earlier_reason(broker: Broker) -> None:
+    """Once the broker serves, remove the reason for which an earlier process of the container ended."""
+    await broker.is_ready.wait()
+    write_termination_message(termination_file(), "")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -250,17 +257,26 @@ def main(arguments: Sequence[str]) -> int:
         uvloop.run(serve(settings, heartbeat))
     except* (OnewriterError, OSError) as errors:
         code = REFUSED_CODE
+        reasons = _reasons(errors)
+        write_termination_message(termination_file(), "; ".join(reasons))
         # Print a sentence instead of a traceback, for example for a port in use.
-        for reason in _reasons(errors):
+        for reason in reasons:
             log.error("broker.refused", name=settings.name, reason=reason)  # noqa: TRY400 - as above
+    except* Exception as defects:
+        text = "; ".join(_reasons(defects, with_type=True))
+        write_termination_message(termination_file(), f"a defect of the broker: {text}")
+        raise
     return code
 
 
-def _reasons(errors: BaseExceptionGroup[BaseException]) -> list[str]:
+def _reasons(errors: BaseExceptionGroup[BaseException], *, with_type: bool = False) -> list[str]:
     """The reason of each error of a group, including nested groups."""
     found: list[str] = []
     for error in errors.exceptions:
-        found += _reasons(error) if isinstance(error, BaseExceptionGroup) else [str(error)]
+        if isinstance(error, BaseExceptionGroup):
+            found += _reasons(error, with_type=with_type)
+        else:
+            found.append(f"{type(error).__name__}: {error}" if with_type else str(error))
     return found
 
 

@@ -82,6 +82,10 @@ def _add_topics(router: Routes, site: Site) -> None:
         authorization = site.clients.authorization
         if authorization.may_see_refusals(request[IDENTITY], name):
             found["refusals"] = [views.refusal(each) for each in authorization.at_topics.of(name)]
+            full = site.topics.shares.full_namespaces
+            problems = site.clients.quota_problems
+            problem = problems.of(str(name), name.namespace_name, full)
+            found["quotaExceeded"] = None if problem is None else views.quota_problem(problem)
         return web.json_response(found)
 
     async def several(request: web.Request) -> web.Response:
