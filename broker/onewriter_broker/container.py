@@ -13,9 +13,10 @@ import sys
 import click
 from pydantic import ValidationError
 
-from onewriter_broker.local.supervisor import Supervisor, broker_child
+from onewriter_broker.local.supervisor import ChildFailed, Supervisor, broker_child
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
+from onewriter_broker.termination_message import termination_file, write_termination_message
 from onewriter_core.errors import ConfigurationError
 
 
@@ -28,14 +29,21 @@ def broker() -> None:
     (rollBytes there is ONEWRITER_ROLL_BYTES here).
     """
     configure_logging()
-    settings = settings_from_environment()
-    supervisor = Supervisor(
-        settings.data_dir,
-        lambda: [broker_child(settings)],
-        frozen_seconds=settings.frozen_after_seconds,
-        stuck_seconds=settings.stuck_after_seconds,
-    )
-    sys.exit(asyncio.run(supervisor.run()))
+    try:
+        settings = settings_from_environment()
+        supervisor = Supervisor(
+            settings.data_dir,
+            lambda: [broker_child(settings)],
+            frozen_seconds=settings.frozen_after_seconds,
+            stuck_seconds=settings.stuck_after_seconds,
+        )
+        code = asyncio.run(supervisor.run())
+    except ConfigurationError as error:
+        # A broker that ended with a reason has written it.
+        is_own = not isinstance(error, ChildFailed)
+        write_termination_message(termination_file(), str(error), replaces=is_own)
+        raise
+    sys.exit(code)
 
 
 def settings_from_environment() -> Settings:

@@ -117,6 +117,13 @@ def status(answer: Json) -> None:
         facts.append(("shard", _shard(answer["shard"])))
     if answer.get("waitingReason"):
         facts.append(("not served", answer["waitingReason"]))
+    if quota := answer.get("quotaExceeded"):
+        what = (
+            "producers are refused, and messages wait"
+            if quota["holds"]
+            else "producers are refused"
+        )
+        facts.append(("quota", f"{what} since {quota['since']}: {quota['reason']}"))
     partitions = answer["slots"]
     page(
         Page(

@@ -44,8 +44,15 @@ _EVICTION_PROBLEMS: Final = {
 """Outcomes of fences that leave the pod where it is, in words."""
 
 _SERVING: Final = ("Serving", "No broker serves it")
-_STORE: Final = {"StoreFault": "It cannot be written", "StoreFull": "It admits no new producer"}
-"""The words for a reason that is about the store, and not about the topic's broker."""
+_QUOTA: Final = "QuotaExceeded"
+"""The reason of Serving if a quota refuses producers; the condition is True while a writer continues."""
+
+_STORE: Final = {
+    "StoreFault": "It cannot be written",
+    "StoreFull": "It admits no new producer",
+    _QUOTA: "It admits no new producer",
+}
+"""The words for a reason that is about the store or a quota, and not about the topic's broker."""
 
 _APPLIED: Final = ("PolicyApplied", "The brokers do not have its spec")
 
@@ -91,8 +98,10 @@ def why(facts: Facts) -> list[str]:
 
 def _not_served(facts: Facts) -> list[str]:
     """Why no producer can write now, even if the topic has a holder. It comes first."""
-    is_known = facts.topic.status.condition("Serving").status == "False"
-    return _failing(facts.topic, (_SERVING,)) if is_known else []
+    serving = facts.topic.status.condition("Serving")
+    if serving.status == "True" and serving.reason == _QUOTA:
+        return [f"{_STORE[_QUOTA]} ({_QUOTA}): {text(serving.message)}."]
+    return _failing(facts.topic, (_SERVING,)) if serving.status == "False" else []
 
 
 # ------------------------------------------------------------ who writes

@@ -31,6 +31,7 @@ from onewriter_operator.installation import names
 from onewriter_operator.kube import Kube, load_configuration
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.plan.facts import PlanLimits
+from onewriter_operator.reconcile.broker_pods import BrokerPods
 from onewriter_operator.reconcile.claims import ClaimReconciler
 from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
@@ -221,6 +222,8 @@ class Operator:
                 )
                 group.create_task(installation.run())
                 group.create_task(one_writer.run())
+                pods = BrokerPods(kube, configuration, one_writer.brokers_failed)
+                group.create_task(pods.run())
                 if configuration.has_cluster:
                     cluster = StoreClusterReconciler(
                         kube, configuration, self.metrics, one_writer.store_planned

@@ -31,7 +31,7 @@ _OBSTACLES: Final = frozenset({"ServiceTaken", "ServiceRefused", "ServiceNotEnab
 TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
     "Ready": frozenset(
         {"Ready", "ResourceConflict", "Pending", "Paused", "Unmanaged", "Deleting", "BucketWaiting"}
-        | {"StoreUnreachable", "StoreFault", "StoreFull"}
+        | {"StoreUnreachable", "StoreFault", "StoreFull", "QuotaExceeded"}
         | _OBSTACLES
         | _FOREIGN
         | _CANNOT
@@ -39,7 +39,7 @@ TOPIC_REASONS: Final[Mapping[str, frozenset[str]]] = {
     ),
     "Serving": frozenset(
         {"Served", "Idle", "BucketWaiting", "ResourceConflict", "Pending", "Deleting", "Unmanaged"}
-        | {"StoreUnreachable", "StoreFault", "StoreFull"}
+        | {"StoreUnreachable", "StoreFault", "StoreFull", "QuotaExceeded"}
         | _FOREIGN
         | _CANNOT
         | _BROKERS

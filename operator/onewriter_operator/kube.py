@@ -171,14 +171,17 @@ class Kube:
                 else:
                     yield None if event == "DELETED" else document
 
-    async def watch(self, kind: Kind, namespace: str, labels: str) -> AsyncGenerator[str, None]:
-        """The type of each event of the selected objects; the first is ``LISTED``, the present state.
+    async def watch(
+        self, kind: Kind, namespace: str, labels: str
+    ) -> AsyncGenerator[tuple[str, Json], None]:
+        """The type and the object of each event of the selected objects; the first is ``LISTED``, with a list of
+        the present objects.
 
         The stream ends from time to time: then call again. Raises ApiRefused, ApiUnreachable.
         """
         stream = self._watch(kind, namespace, label_selector=labels)
         async with contextlib.aclosing(stream) as events:
-            async for event, _ in events:
+            async for event in events:
                 yield event
 
     async def _watch(

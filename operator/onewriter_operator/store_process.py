@@ -19,6 +19,9 @@ from onewriter_operator.plan.store_shards import PodAnswer
 ANSWER_SECONDS: Final = 2.0
 """The default of ``answer_seconds``."""
 
+CONNECT_SECONDS: Final = 1.0
+"""Time for a connection. A former address of a pod does not answer at all, and must not delay the repair of others."""
+
 Info = Mapping[str, str]
 
 
@@ -127,7 +130,7 @@ class StoreProcess:
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),
                 socket_timeout=self.answer_seconds,
-                socket_connect_timeout=self.answer_seconds,
+                socket_connect_timeout=min(CONNECT_SECONDS, self.answer_seconds),
             )
             if isinstance(connection, SSLConnection):
                 # Its own context would also trust the authorities of the system.

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
+from typing import Any
 
 import pytest
 from tests.attacks.guarded import ADMINISTRATOR, GuardedBrokers, address_of, http_as, wire_as
 from tests.integration.conftest import RawClients
 from tests.integration.forked_brokers import forked_brokers
-from tests.integration.http_calls import PERSISTENT, Http
+from tests.integration.http_calls import OWN, PERSISTENT, Http
 from tests.integration.raw import RawClient, eventually
 from tests.integration.raw_connection import RefusedByBroker
 from tests.servers import running_server
 
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
-from onewriter_testing.in_process import in_process_broker
+from onewriter_testing.in_process import InProcessBroker, in_process_broker
 
 SHARED, EXCLUSIVE = pb.SHARED, pb.EXCLUSIVE
 
@@ -221,3 +224,53 @@ def test_undeclared_topics_leave_the_holder_of_a_declared_one_alone(raw: RawClie
         for _ in range(20):
             holder.publish(bytes(10_000))
         assert not brokers.events("store.nearly_full")
+
+
+def quota_of(broker: InProcessBroker, topic: str) -> Any:
+    return Http(broker.http_url)("GET", f"{OWN}/{topic}")[1]["quotaExceeded"]
+
+
+def test_the_topics_status_names_the_quota_that_refuses_its_producers(raw: RawClients) -> None:
+    settings = {"quota_producers_per_namespace": 2}
+    with in_process_broker(settings=settings) as broker:
+        client = raw(address_of(broker))
+        first = client.producer("orders", SHARED)
+        assert quota_of(broker, "orders") is None
+        client.producer("orders", SHARED)
+        with pytest.raises(RefusedByBroker, match="quota_producers_per_namespace"):
+            client.producer("orders", SHARED)
+        found = quota_of(broker, "orders")
+        assert "namespace public/default has 2 producers" in found["reason"]
+        assert "quota_producers_per_namespace allows 2" in found["reason"]
+        assert not found["holds"]
+        first.close()
+        client.producer("orders", SHARED)
+        assert quota_of(broker, "orders") == found, "it is shown for a minute more"
+
+
+def test_the_watch_reports_refusals_at_declared_topics_only(raw: RawClients) -> None:
+    settings = {"quota_producers_per_namespace": 1}
+    with in_process_broker(settings=settings, manifests=DECLARED) as broker:
+        client = raw(address_of(broker))
+        client.producer("declared", EXCLUSIVE)
+        for topic in ("declared", "invented"):
+            with pytest.raises(RefusedByBroker, match="quota_producers_per_namespace"):
+                client.producer(topic, EXCLUSIVE)
+        name = "persistent://public/default/declared"
+        url = f"{broker.http_url}/onewriter/v1/watch"
+        with urllib.request.urlopen(url) as stream:  # noqa: S310 - the broker of this test
+            lines = (json.loads(line) for line in stream)
+            found = next(line for line in lines if line["type"] == "QUOTAS")
+        assert list(found["topics"]) == [name]
+        assert found["namespaces"] == {}
+
+
+def test_the_status_of_a_topic_whose_namespace_is_full_says_that_messages_wait(
+    raw: RawClients,
+) -> None:
+    setting = "quota_stored_bytes_per_namespace"
+    with in_process_broker(settings={setting: 500_000, "undeclared_store_share": 0}) as broker:
+        fill(raw(address_of(broker)), raw(address_of(broker)), "many", setting)
+        found = quota_of(broker, "many")
+        assert setting in found["reason"]
+        assert found["holds"]

@@ -107,6 +107,23 @@ def test_a_claim_waits_for_its_topic(world: World) -> None:
     world.until("Ready", "True/Ready", "pclaim", "primary")
 
 
+def test_a_quota_that_refuses_producers_is_shown_until_it_does_not(world: World) -> None:
+    world.topic()
+    world.until("Ready", "True/Ready")
+    reason = "quota exceeded: namespace shop has 100 producers"
+    problem = {"reason": reason, "since": "2026-01-01T00:00:00.000Z", "holds": False}
+    fake = world.broker.fake
+    world.broker.do(lambda: fake.report_quotas({world.name("orders"): problem}))
+    world.until("Ready", "False/QuotaExceeded")
+    shown = world.cluster.kubectl("get", "xt", "orders", "-o=wide", namespace=world.namespace)
+    assert f"producers are refused since 2026-01-01T00:00:00.000Z: {reason}" in shown.stdout
+    world.writes(epoch=3)
+    world.until("Serving", "True/QuotaExceeded")
+    assert world.condition("Ready") == "True/Ready", "its writer continues"
+    world.broker.do(lambda: fake.report_quotas({}))
+    world.until("Serving", "True/Served")
+
+
 # ------------------------------------------------------------ conflict, drift, wrong input
 
 

@@ -388,6 +388,48 @@ def test_the_installation_has_an_object_that_shows_it(world: Installed) -> None:
     assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
 
 
+def end_container(world: Installed, pod: str, message: str) -> None:
+    """Report that the pod's container has ended, as a kubelet does."""
+    terminated = {"exitCode": 2, "reason": "Error", "message": message}
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}
+    container = {
+        "name": "broker",
+        "image": "localhost/onewriter:dev",
+        "imageID": "",
+        "ready": False,
+        "started": False,
+        "restartCount": 3,
+        "state": {"waiting": waiting},
+        "lastState": {"terminated": terminated},
+    }
+    conditions = [
+        {"type": "PodScheduled", "status": "True"},
+        {"type": "Ready", "status": "False", "reason": "ContainersNotReady"},
+    ]
+    status = {"phase": "Running", "conditions": conditions, "containerStatuses": [container]}
+    change = json.dumps({"status": status})
+    words = ("patch", "pod", pod, "--subresource=status", "--type=merge", "-p", change)
+    world.cluster.kubectl(*words, namespace=NAMESPACE)
+
+
+def test_the_object_names_why_a_broker_cannot_start(world: Installed) -> None:
+    report(world)
+    wait_until(lambda: is_shown(world), explain=world.operator.log)
+    broken = "onewriter-broker-1"
+    wait_until(lambda: broken in world.installed_names("pod"))
+    end_container(world, broken, "the store does not answer: connection refused")
+
+    def message() -> str:
+        get = ("get", "ow", "-o=wide", "--no-headers")
+        return world.cluster.kubectl(*get, namespace=NAMESPACE).stdout
+
+    cause = f"{broken}: the store does not answer: connection refused"
+    wait_until(lambda: cause in message(), explain=world.operator.log)
+    conditions = {each["type"]: each for each in shown(world)["conditions"]}
+    assert conditions["Ready"]["reason"] == "BrokersNotReady"
+    assert conditions["BrokersReady"]["message"] == conditions["Ready"]["message"]
+
+
 def workloads(world: Installed) -> list[str]:
     return [
         world.installed(*each.split("/"))["metadata"]["uid"]

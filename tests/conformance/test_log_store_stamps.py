@@ -76,6 +76,19 @@ async def test_a_dataset_notes_its_own_identity_alone(world: World, store: LogSt
     assert seen.note == f"{world.replid()}/3"
 
 
+async def test_a_dataset_that_is_not_the_newest_one_is_noted_with_its_registration(
+    world: World, store: LogStore
+) -> None:
+    await stamp_anew(store, Binding(0, world.replid(), 2, "broker-a", 7))
+    assert await store.note_replid(0, "f" * 40, 2, 3, lacks=True) is Outcome.REFENCE
+    assert (await store.observe([0])).units[0].lacks == 0
+    assert await store.note_replid(0, world.replid(), 2, 3, lacks=True) is Outcome.DONE
+    assert await store.stamp(Binding(0, world.replid(), 3, "broker-b", 8)) is Outcome.DONE
+    assert await store.note_replid(0, world.replid(), 3, 4) is Outcome.DONE
+    seen = (await store.observe([0])).units[0]
+    assert (seen.generation, seen.lacks) == (3, 3), "it stays until the next one"
+
+
 async def test_an_identity_is_noted_only_where_the_observed_record_still_is(
     world: World, store: LogStore
 ) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,10 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import EXCLUSIVE, RawClient, eventually
 from tests.servers import StoreServer
 
+from onewriter_broker.anchor.api import Addresses
+from onewriter_broker.log.store.keys import MEMBERS
+from onewriter_broker.ownership.heartbeats import Beat
+from onewriter_broker.ownership.member_observer import BEAT_SECONDS, MEMBERS_MAX
 from onewriter_testing.ports import free_ports
 
 END_SECONDS_MAX = 240.0
@@ -37,11 +45,14 @@ class Container:
         self.port = free_ports(2)
         self.http_port = self.port + 1
         self.log = directory / "log"
+        self._message = directory / "termination-log"
+        self._message.touch()
         chosen = {
             "PORT": str(self.port),
             "HTTP_PORT": str(self.http_port),
             "DATA_DIR": str(directory / "data"),
             "NAME": "onewriter-broker-0",
+            "TERMINATION_MESSAGE_FILE": str(self._message),
             **settings,
         }
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ONEWRITER_")}
@@ -50,6 +61,11 @@ class Container:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM], stdout=log, stderr=log, env=environment
             )
+
+    @property
+    def termination_message(self) -> str:
+        """What Kubernetes would show of this container when it has ended."""
+        return self._message.read_text()
 
     @property
     def said(self) -> str:
@@ -115,6 +131,70 @@ def test_a_broker_requires_a_store_and_names_the_wrong_setting(tmp_path: Path) -
             assert container.process.wait(END_SECONDS_MAX) != 0
             assert words in container.said
             assert "Traceback" not in container.said
+            assert words in container.termination_message
+        finally:
+            container.end()
+
+
+def test_a_broker_that_refuses_its_store_says_why_in_its_termination_message(
+    valkey: StoreServer, tmp_path: Path
+) -> None:
+    container = Container(tmp_path, REDIS_URL=valkey.url, MINIMUM_DURABILITY="Replicated")
+    try:
+        assert container.process.wait(60) != 0
+        assert container.termination_message.startswith("the store cannot be used: ")
+        assert container.termination_message in container.said
+    finally:
+        container.end()
+
+
+def test_a_broker_that_serves_removes_the_reason_of_an_earlier_end(
+    valkey: StoreServer, tmp_path: Path
+) -> None:
+    container = Container(tmp_path, REDIS_URL=valkey.url)
+    try:
+        (tmp_path / "termination-log").write_text("the store does not answer")
+        eventually(lambda: container.is_ready() and not container.termination_message)
+    finally:
+        container.end()
+
+
+@contextlib.contextmanager
+def beating(server: StoreServer, members: int) -> Iterator[None]:
+    """Keep the heartbeats of other brokers alive in the store."""
+    stop = threading.Event()
+
+    def beat(counter: int) -> None:
+        value = Beat(counter, Addresses("pulsar://h:1", "http://h:2")).encode()
+        words = [word for n in range(members) for word in (f"broker-{n}~x", value)]
+        server.command("HSET", MEMBERS, *words)
+
+    def run() -> None:
+        for counter in itertools.count(2):
+            if stop.wait(BEAT_SECONDS):
+                return
+            beat(counter)
+
+    beat(1)
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_broker_that_is_one_too_many_ends_and_says_so(
+    valkey: StoreServer, tmp_path: Path
+) -> None:
+    with beating(valkey, MEMBERS_MAX):
+        container = Container(tmp_path, REDIS_URL=valkey.url, NAME="another")
+        try:
+            assert container.process.wait(60) != 0
+            said = f"{MEMBERS_MAX} other brokers are alive, and at most {MEMBERS_MAX} work together"
+            assert said in container.termination_message
+            assert b"another" not in b"".join(valkey.command("HKEYS", MEMBERS))
         finally:
             container.end()
 

@@ -108,8 +108,8 @@ def test_a_watch_sends_the_present_state_then_each_change(
     )
     assert last["previous"]["epoch"] == epoch_of(holder) < last["epoch"]
     reported = Http(broker.http_url)("GET", f"{OWN}/{topic}")[1]
-    # A watch reports neither refusals nor the shard of the store.
-    assert reported.keys() - {"refusals", "shard"} == status.keys()
+    # The line of a topic has neither refusals nor quotas nor the shard of the store.
+    assert reported.keys() - {"refusals", "quotaExceeded", "shard"} == status.keys()
     assert reported["transitions"] == status["transitions"]
     assert reported["slots"][0]["epoch"] == status["slots"][0]["epoch"]
 

@@ -53,6 +53,18 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a-grant-that-was-not-recorded-in-time-stays-unrecorded",
+        ("S12", "S5"),
+        "onewriter_broker.ownership.adoption:acquired",
+        "A failover loses a grant, and holders of earlier epochs resume.",
+        "last_ledger=max(record.last_ledger, unit.last_ledger),",
+        "last_ledger=record.last_ledger,",
+        (
+            f"{UNIT}/ownership/test_ownership_datasets.py",
+            f"{UNIT}/ownership/test_adoption.py",
+        ),
+    ),
+    Mutant(
         "a-past-dataset-counts-again",
         ("S5", "S12"),
         "onewriter_broker.ownership.adoption:judge",
@@ -91,7 +103,7 @@ MUTANTS = (
         ("S12", "L1"),
         "onewriter_broker.ownership.acquisition:Acquirer.acquire",
         "The first replica connects after the registration, and nothing shows which dataset was registered.",
-        "if not await note_identity(self._store, bucket, desired, node):",
+        "if not await note_identity(self._store, bucket, desired, node, lacks=is_older):",
         "if False:",
         (
             "tests/conformance/test_registration.py",
@@ -315,6 +327,24 @@ MUTANTS = (
         "A single process that restarts counts as complete, although a forced dataset may lack entries.",
         "return record.known_since if single_node else record.generation",
         "return record.generation if not single_node or record.known_since == record.generation else 0",
+        (f"{UNIT}/ownership/test_adoption.py", UNIT),
+    ),
+    Mutant(
+        "a-restored-copy-counts-as-a-promotion",
+        ("S5",),
+        "onewriter_broker.topic.fencing:Fencing._incomplete_since",
+        "A restored copy hides what topics lack whose entries all replicas have.",
+        "return holding.lacking_since",
+        "return 0",
+        (f"{UNIT}/topic/test_ranges_at_risk.py", UNIT),
+    ),
+    Mutant(
+        "a-released-bucket-counts-as-restored",
+        ("S5",),
+        "onewriter_broker.ownership.adoption:is_restored",
+        "A replica that lags when its bucket was released counts as a restored copy.",
+        "return record.clean and 0 < record.ledger_high_water == record.last_ledger",
+        "return record.clean",
         (f"{UNIT}/ownership/test_adoption.py", UNIT),
     ),
     Mutant(

@@ -27,6 +27,7 @@ from onewriter_broker.connection.withdrawals import ConnectionConsumers, Withdra
 from onewriter_broker.log.appender import AppendPath
 from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.quotas.book import QuotaBook
+from onewriter_broker.quotas.problems import QuotaProblems
 from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.resources.ownerships import Ownerships
 from onewriter_broker.settings import Settings
@@ -119,12 +120,14 @@ class Clients:
     rounds: Rounds = field(init=False)
     listings: Listings = field(init=False)
     in_flight: RequestsInFlight = field(init=False)
+    quota_problems: QuotaProblems = field(init=False)
     withdrawals: Withdrawals = field(init=False)
     _checked_at: float = 0.0
     _deadlines: ProgressDeadlines = field(init=False)
 
     def __post_init__(self) -> None:
         self.in_flight = RequestsInFlight(self.quotas)
+        self.quota_problems = QuotaProblems(self.now, self.wall_ms)
         self._deadlines = ProgressDeadlines(self.topics)
         self.rounds = Rounds(self.now, _call_soon)
         self.listings = Listings(self.topics, names_per_step=self.limits.names_per_step)

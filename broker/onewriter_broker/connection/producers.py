@@ -37,7 +37,14 @@ from onewriter_broker.dispatch.api import check_pairs, check_printable
 from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.log.topic_log.termination import terminated_at
-from onewriter_broker.quotas.book import CountedItems, Quota, QuotaUnit, namespace_key, subject_of
+from onewriter_broker.quotas.book import (
+    CountedItems,
+    Quota,
+    QuotaExceeded,
+    QuotaUnit,
+    namespace_key,
+    subject_of,
+)
 from onewriter_broker.topic.producers.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.registry.loaded_topic import Detection, LoadedTopic
@@ -146,6 +153,7 @@ class ProducerCommands:
             )
         except (InvalidTopicName, Refused) as error:
             del self._producers[command.producer_id]
+            self._note_quota(command, error)
             self._link.write(error_reply(command.request_id, error))
             return
         topic = self._clients.topics.loaded.get(str(name.base))
@@ -157,6 +165,21 @@ class ProducerCommands:
         else:
             work = self._open_later(command, name, opening, requested, guard)
             self._requests.run(command.request_id, work)
+
+    def _note_quota(self, command: pb.CommandProducer, error: Exception) -> None:
+        """Record a refusal by a quota at a topic that is declared or served here, for its owner."""
+        if isinstance(error, QuotaExceeded):
+            quota = error.quota.setting
+        elif (
+            isinstance(error, Refused)
+            and error.code is ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR
+        ):
+            quota = error.code.name
+        else:
+            return
+        name, topics = str(TopicName.parse(command.topic).base), self._clients.topics
+        if name in topics.loaded or topics.desired.topic(TopicName.parse(name)) is not None:
+            self._clients.quota_problems.refused(name, quota, str(error))
 
     def _check_store(self, name: TopicName, command: pb.CommandProducer) -> None:
         """Raise Refused if the store has no room for the producer."""
@@ -257,6 +280,7 @@ class ProducerCommands:
             self._exclusive += 1
             detection = topic.detection(self._clients.settings)
             self._link.detection = detection.sooner_of(self._link.detection)
+        self._clients.quota_problems.admitted(str(name.base))
         topic.runner.request(producer)
 
     def _request(

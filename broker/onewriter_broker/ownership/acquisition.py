@@ -25,10 +25,13 @@ from onewriter_broker.ownership.adoption import (
     forced,
     incomplete_since,
     is_moved,
+    is_restored,
     judge,
     needs_note,
+    restored,
 )
 from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.ids import NUMBER_MAX
 
 ACQUIRE_ATTEMPTS_MAX = 5
 """Rounds of read, observe, compare-and-set in one acquisition before it is postponed."""
@@ -54,8 +57,9 @@ class Holding:
     ``known_since``: the rule for each topic, see ``may_resume``. ``last_seen_ms``: the last heartbeat
     of the former owner, on its wall clock; None if unknown, or if there was no owner.
     ``incomplete_since``: the newest registration of a dataset that may lack entries that a former owner acknowledged. 0:
-    there is none, because this is the first dataset, or no copy can take its place. ``ledgers_before``: no ledger above
-    this one was reserved before this acquisition.
+    there is none, because this is the first dataset, or no copy can take its place. ``lacking_since``: the same for
+    entries of any durability (Unit.lacks). ``ledgers_before``: no ledger above this one was reserved before this
+    acquisition.
     """
 
     binding: Binding
@@ -63,6 +67,7 @@ class Holding:
     known_since: int
     last_seen_ms: int | None = None
     incomplete_since: int = 0
+    lacking_since: int = 0
     ledgers_before: int = 0
 
     def may_resume(self, marker_generation: int) -> bool:
@@ -156,7 +161,8 @@ class Acquirer:
             desired = acquired(
                 current.record, bucket, node, verdict, owner=self._me, addresses=self._addresses
             )
-            if not await note_identity(self._store, bucket, desired, node):
+            is_older = isinstance(verdict, Adopt) and verdict.is_older
+            if not await note_identity(self._store, bucket, desired, node, lacks=is_older):
                 problem = "the store changed during the takeover"
                 continue
             if self._store.is_sharded and isinstance(verdict, Adopt):
@@ -186,7 +192,7 @@ class Acquirer:
             )
             grants_known = not isinstance(verdict, Adopt) or verdict.grants_known
             high_water = desired.ledger_high_water
-            seen = node.units.get(bucket, Unit()).last_ledger
+            unit = node.units.get(bucket, Unit())
             return Acquisition(
                 Holding(
                     binding,
@@ -194,11 +200,12 @@ class Acquirer:
                     desired.known_since,
                     self._last_seen_ms(current.record.owner),
                     incomplete_since=incomplete_since(desired, single_node=self._single_node),
+                    lacking_since=desired.generation if is_older else unit.lacks,
                     ledgers_before=high_water - LEDGERS_PER_BLOCK,
                 ),
                 Versioned(version, desired),
                 range(high_water - LEDGERS_PER_BLOCK + 1, high_water + 1),
-                max(seen, desired.last_ledger),
+                max(unit.last_ledger, desired.last_ledger),
             )
         raise Unavailable(f"bucket {bucket} could not be taken yet: {problem}")
 
@@ -244,16 +251,20 @@ class Acquirer:
         return await self._store.stamp(binding, birthmark=birthmark)
 
 
-async def note_identity(store: LogStore, bucket: int, desired: Record, node: Observation) -> bool:
+async def note_identity(
+    store: LogStore, bucket: int, desired: Record, node: Observation, *, lacks: bool
+) -> bool:
     """Note the identity that ``desired`` registers in the dataset itself; False if the dataset has another one by now.
+
+    ``lacks``: as in LogStore.note_replid.
 
     The identity may change between the compare-and-set and the stamp: the process restarts, or its first replica
     connects. Then the note is the only proof that this is the dataset that was registered.
     """
-    if not needs_note(desired, bucket, node):
+    if not lacks and not needs_note(desired, bucket, node):
         return True
     seen = node.units.get(bucket, Unit()).generation
-    outcome = await store.note_replid(bucket, desired.replid, seen, desired.generation)
+    outcome = await store.note_replid(bucket, desired.replid, seen, desired.generation, lacks=lacks)
     return outcome is Outcome.DONE
 
 
@@ -276,7 +287,7 @@ def has_no_birthmark(node: Observation, bucket: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """The result of ``adopt --force`` for one bucket; ``problem`` is empty if it succeeded.
+    """The result of ``adopt`` for one bucket; ``problem`` is empty if it succeeded.
 
     ``is_unnecessary``: the bucket was left alone, because brokers do not refuse it.
     """
@@ -326,7 +337,7 @@ async def adopt_force(
             await store.write_birthmark(bucket, operator)
             node = await store.observe([bucket])
         desired = forced(current.record, bucket, node, owner=operator)
-        if not await note_identity(store, bucket, desired, node):
+        if not await note_identity(store, bucket, desired, node, lacks=True):
             continue
         # A broker that acquires the bucket between both readings would look like a loss: decide again.
         version = await anchor.compare_and_set(bucket, current.version, desired)
@@ -355,6 +366,37 @@ async def adopt_force(
     if outcome is not Outcome.DONE:
         return _problem(done, f"adopted, but not written to the audit stream ({outcome.value})")
     return done
+
+
+async def is_served(store: LogStore, bucket: int) -> bool:
+    """Whether the store of a bucket answers."""
+    try:
+        await store.observe([bucket])
+    except (Undecided, Unavailable):
+        return False
+    return True
+
+
+async def adopt_restored(bucket: int, *, anchor: Anchor) -> Forced:
+    """Note in the anchor that the bucket's data is about to be restored from an older copy.
+
+    Only while its store is down (``is_served``). Its next owner lets no earlier epoch resume, and states a range at risk for each log. An owner that lives loses the bucket, and
+    still reports what it knows to be missing. Raises Undecided or Unavailable if the anchor is unavailable; calling it again
+    is safe.
+    """
+    for _ in range(FORCE_ATTEMPTS_MAX):
+        current = await anchor.read(bucket)
+        record = current.record
+        unchanged = Forced(bucket, record.generation, record.replid)
+        if record.last_ledger == 0:
+            return replace(unchanged, problem="it was never in use", is_unnecessary=True)
+        if record.ledger_high_water > NUMBER_MAX - 2 * LEDGERS_PER_BLOCK:
+            return _problem(unchanged, "it has used up its ledger numbers")
+        if is_restored(record):
+            return unchanged
+        if await anchor.compare_and_set(bucket, current.version, restored(record)) is not None:
+            return unchanged
+    return _problem(unchanged, "other processes keep changing the record; run adopt again")
 
 
 def without_owner(record: Record) -> Record:

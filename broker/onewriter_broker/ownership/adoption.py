@@ -48,10 +48,12 @@ class Adopt:
     """A descendant of the registered dataset.
 
     ``grants_known``: it provably carries every grant that was ever answered. If not, no producer
-    resumes by an epoch that was granted before (Record.known_since).
+    resumes by an epoch that was granted before (Record.known_since). ``is_older``: it is a copy that an
+    administrator restored, so entries of any durability may be missing.
     """
 
     grants_known: bool
+    is_older: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +144,38 @@ def judge(
         is_reliable = records_every_grant or record.clean
         last_granted = last_known if is_reliable else remembered
         is_known = last_granted is not None and unit.last_ledger >= last_granted
-        return Adopt(grants_known=is_known)
+        is_older = is_restored(record) and not is_known
+        return Adopt(grants_known=is_known, is_older=is_older)
     return Refuse(
         Reason.FOREIGN_DATASET,
         f"the store's dataset does not descend from the one registered for bucket {bucket}:"
         f" connect to the right one, or {_FORCE}",
     )
+
+
+def restored(record: Record) -> Record:
+    """The record of ``adopt --restored``: the next dataset is a copy that lacks what was written since.
+
+    It has no owner, and names a ledger as granted that no dataset has. So every copy of the data is recognised as older
+    (``is_restored``), also by brokers of an earlier release, which then let no earlier epoch resume.
+    """
+    high_water = record.ledger_high_water + LEDGERS_PER_BLOCK
+    return replace(
+        record,
+        owner="",
+        addresses=Addresses(),
+        ledger_high_water=high_water,
+        last_ledger=high_water,
+        clean=True,
+    )
+
+
+def is_restored(record: Record) -> bool:
+    """Whether this is a record that ``restored`` returned.
+
+    No owner releases a bucket after it has granted its last reserved ledger: it reserves others before.
+    """
+    return record.clean and 0 < record.ledger_high_water == record.last_ledger
 
 
 def is_moved(record: Record, node: Observation) -> bool:
@@ -204,6 +232,8 @@ def acquired(
         addresses=addresses,
         # Also above the ledgers in the store: an anchor restored from a backup is older.
         ledger_high_water=max(record.ledger_high_water, unit.last_ledger) + LEDGERS_PER_BLOCK,
+        # A grant that the former owner did not record in time.
+        last_ledger=max(record.last_ledger, unit.last_ledger),
         clean=False,
     )
     match verdict:

@@ -38,7 +38,8 @@ FORGET_SECONDS = 60.0
 """Seconds after which a dead broker is dropped from the store."""
 
 MEMBERS_MAX = 256
-"""Largest number of heartbeats that are evaluated; others are ignored, the names that sort last first."""
+"""Largest number of heartbeats that are evaluated, and so of brokers. Further heartbeats are ignored: first those of
+brokers that are not alive, then the names that sort last. A broker that would be one too many ends (Membership)."""
 
 
 @dataclass(slots=True)
@@ -97,7 +98,7 @@ class MemberObserver:
         self._observed_seconds += gap
         beats = {
             member: beat
-            for member in sorted(reading)[: self._members_max]
+            for member in self._evaluated(reading)
             if member != self._me and (beat := Beat.decode(reading[member])) is not None
         }
         for member, known in self._members.items():
@@ -117,6 +118,15 @@ class MemberObserver:
             if known.is_alive:
                 leads.update(known.beat.leads)
         self.leads = leads
+
+    def _evaluated(self, reading: Mapping[str, str]) -> list[str]:
+        """The processes whose heartbeats count. Neither a newcomer nor a dead one displaces a living one."""
+        if len(reading) <= self._members_max:
+            return sorted(reading)
+        alive = {member for member, known in self._members.items() if known.is_alive}
+        return sorted(reading, key=lambda member: (member not in alive, member))[
+            : self._members_max
+        ]
 
     def _observe_again(self) -> None:
         """Begin to observe after an interruption.

@@ -11,6 +11,10 @@ interrupt the observation. The buckets of a shard may also be taken from a livin
 (shard_views.py). Membership is a hint that decides *when* a broker tries to acquire a bucket; anchor and log decide
 whether it may.
 
+At most MEMBERS_MAX brokers work together. A broker that finds as many living ones at its start, before or after its first
+heartbeat, removes its heartbeat and ends. The others never evaluate its heartbeat instead of that of a living broker. If
+two brokers start for one place, at least one of them ends, and perhaps both: a later start succeeds.
+
 ``Membership`` is the loop around ``MemberObserver`` (member_observer.py) and ``ShardViews``, which are pure.
 """
 
@@ -26,12 +30,14 @@ from onewriter_broker.log.store.api import LogStore, ShardBeats
 from onewriter_broker.ownership.heartbeats import Beat, newest
 from onewriter_broker.ownership.member_observer import (
     BEAT_SECONDS,
+    DEAD_SECONDS,
     HELD_UP_SECONDS,
+    MEMBERS_MAX,
     MemberObserver,
 )
 from onewriter_broker.ownership.placement import LiveView
 from onewriter_broker.ownership.shard_views import ShardViews
-from onewriter_core.errors import OnewriterError
+from onewriter_core.errors import ConfigurationError, OnewriterError
 
 FAILURES_MAX = 2
 """Failures of a heartbeat in a row that show that the store does not answer. One failure shows it too, unless the event
@@ -59,6 +65,7 @@ class Membership:
         wall_ms: Callable[[], int] = lambda: 0,
         is_prepared: Callable[[], bool] = lambda: True,
         leads: Callable[[], Mapping[str, int]] = dict,
+        members_max: int = MEMBERS_MAX,
     ) -> None:
         self._store = store
         self._me = me
@@ -70,7 +77,10 @@ class Membership:
         self._counter = 0
         self._leaving = False
         self._failures = FAILURES_MAX
-        self._observer = MemberObserver(me)
+        self._members_max = members_max
+        self._others: Mapping[str, str] = {}
+        """The heartbeats of the other processes, of the last successful reading."""
+        self._observer = MemberObserver(me, members_max=members_max)
         self._shards = ShardViews(me)
         self._view: LiveView | None = None
         self._last_view: LiveView | None = None
@@ -103,10 +113,62 @@ class Membership:
         return 1 + self._observer.alive
 
     async def run(self) -> None:
-        """Beat and read until cancelled."""
+        """Beat and read until cancelled. Raises ConfigurationError if there are as many brokers as may be."""
+        await self._join()
         while True:
-            await self.beat_once()
             await asyncio.sleep(BEAT_SECONDS)
+            await self.beat_once()
+
+    async def _join(self) -> None:
+        """Send the first heartbeat, if this broker is not one too many. Raises ConfigurationError.
+
+        While the store is unavailable, the number of brokers is unknown, and the broker waits.
+        """
+        while True:
+            if (
+                await self._read_others()
+                and await self._has_place()
+                and await self.beat_once()
+                and await self._has_place()  # another broker may have joined at the same time
+            ):
+                return
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _has_place(self) -> bool:
+        """Whether another broker may work with those of the last reading; False if the store is unavailable.
+
+        Heartbeats of dead brokers stay in the store for a while, so their counters are compared if there are many.
+        Raises ConfigurationError.
+        """
+        before = self._others
+        if len(before) < self._members_max:
+            return True
+        await asyncio.sleep(DEAD_SECONDS)
+        if not await self._read_others():
+            return False
+        alive = [member for member, beat in self._others.items() if before.get(member) != beat]
+        if len(alive) < self._members_max:
+            return True
+        await self.leave()
+        raise ConfigurationError(
+            f"{len(alive)} other brokers are alive, and at most {self._members_max} work together"
+            " (MEMBERS_MAX): stop a broker before you start another one"
+        )
+
+    async def _read_others(self) -> bool:
+        """Read the heartbeats of the others without an own one; False if the store is unavailable."""
+        try:
+            async with asyncio.timeout(HELD_UP_SECONDS):
+                self._note_others(newest([each.beats for each in await self._store.members()]))
+        except (OnewriterError, TimeoutError) as error:
+            self._observer.missed()
+            self._shards.missed()
+            _log.debug("membership.store_away", error=str(error))
+            return False
+        return True
+
+    def _note_others(self, beats: Mapping[str, str]) -> None:
+        self._others = {member: beat for member, beat in beats.items() if member != self._me}
 
     async def beat_once(self) -> bool:
         """Send one heartbeat and read all; False if the store is unavailable, which is not an error."""
@@ -139,7 +201,9 @@ class Membership:
 
     def _observe(self, readings: Sequence[ShardBeats]) -> None:
         now = self._now()
-        self._observer.feed(now, newest([reading.beats for reading in readings]))
+        beats = newest([reading.beats for reading in readings])
+        self._note_others(beats)
+        self._observer.feed(now, beats)
         self._shards.feed(now, readings, self._counter)
         whole = self._observer.view(now)
         self._view = None if whole is None else self._shards.refine(now, whole)

@@ -91,6 +91,11 @@ class StoreShares:
         """The number of shares that are held."""
         return sum(share.is_held for share in self._shares.values())
 
+    @property
+    def full_namespaces(self) -> Mapping[str, str]:
+        """The namespaces that store as much as a quota allows, each with the sentence to show."""
+        return {name: text for name, text in self._full.items() if name}
+
     def check(self, share: Share, *, resumes: bool = False) -> None:
         """Raise Refused if a new producer of the share may not begin. ``resumes``: it holds its topic."""
         if share.refusal:

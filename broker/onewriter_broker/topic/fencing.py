@@ -127,7 +127,7 @@ class Fencing:
         marker under the binding that is current at the return counts: an earlier marker is in a dataset
         or bucket ownership that no longer applies.
 
-        Without ``flush`` the anchor records the grant, too. The method waits for that record if the fence
+        The anchor records the ledger of a new epoch, too. The method waits for that record if the fence
         ends the right of a producer that may return. None: this broker no longer serves the topic.
 
         Raises BrokenKey if a key of the topic is unusable.
@@ -155,9 +155,9 @@ class Fencing:
             # In parallel with the fence. If the grant then fails, the anchor only expects a higher
             # ledger than the store has.
             recording = None
-            if not flush and must_be_recorded:
+            if must_be_recorded:
                 recording = self._dependencies.spawn(self._record_grant(ledger))
-            elif not flush:
+            elif begins_epoch:
                 self._dependencies.ownership.note_grant(self._bucket, ledger)
             outcome = await self._dependencies.appender.fence(fence, logs, flush=flush)
             if recording is not None:
@@ -340,10 +340,10 @@ class Fencing:
         """
         binding = topic_log.binding
         holding = self._dependencies.ownership.holding(self._bucket)
-        if binding is None or holding is None or not self._may_lose(topic_log, holding):
+        since = 0 if holding is None else self._incomplete_since(topic_log, holding)
+        if binding is None or holding is None or since == 0:
             return
         generation, durability = binding.generation, topic_log.wanted_durability
-        since = holding.incomplete_since
         if before.is_known or before.settled >= since:
             return
         newest = newest or await self._newest_entry(topic_log, binding)
@@ -363,12 +363,14 @@ class Fencing:
         self._dependencies.at_risk(at_risk)
         self._note_settled(topic_log, binding, topic_log.ledger)
 
-    def _may_lose(self, topic_log: TopicLog, holding: Holding) -> bool:
-        """Whether the dataset may lack acknowledged entries of the log that a former dataset had."""
-        replicas = self._dependencies.replicas
-        return holding.incomplete_since > 0 and not keeps_acknowledged(
-            topic_log.wanted_durability, replicas
-        )
+    def _incomplete_since(self, topic_log: TopicLog, holding: Holding) -> int:
+        """The newest registration of a dataset that may lack acknowledged entries of the log; 0: there is none.
+
+        A promotion loses nothing of a log whose entries all replicas have. A restored copy and a forced dataset do.
+        """
+        if keeps_acknowledged(topic_log.wanted_durability, self._dependencies.replicas):
+            return holding.lacking_since
+        return holding.incomplete_since
 
     async def _newest_entry(self, topic_log: TopicLog, binding: Binding) -> Block | None:
         """The block of the last entry before the present ledger; None: there is none in the newest blocks.
@@ -512,7 +514,7 @@ class Fencing:
         Without the note, and without an entry, the next owner states a range at risk. So a failure does no harm.
         """
         holding = self._dependencies.ownership.holding(self._bucket)
-        if holding is None or not self._may_lose(topic_log, holding):
+        if holding is None or self._incomplete_since(topic_log, holding) == 0:
             return
 
         async def note() -> None:

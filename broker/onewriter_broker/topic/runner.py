@@ -233,8 +233,9 @@ class TopicRunner:
         for number in stored:
             await self._fencing.read_state(self.logs[number])
         for number in numbers:
-            end = await self._fencing.remember_end(self.logs[number])
-            if number in before:
+            end = None
+            if number in before:  # a new log has no entry
+                end = await self._fencing.remember_end(self.logs[number])
                 await self._fencing.report_risk(self.logs[number], before[number], end)
             absence = known[number].absence
             endings[number] = ending_of(
@@ -258,13 +259,8 @@ class TopicRunner:
         """Serve partitions that were opened."""
         self.topic = replace(self.topic, partitions=partitions)
         self._set_timer()
-        if any(
-            partition.epoch for partition in partitions
-        ):  # otherwise the topic never had a holder
-            self._dependencies.recalls.add(self.bucket, self._recall)
-
-    async def _recall(self) -> None:
-        await self.guarded(self.history.recall())
+        # Without an epoch, the topic never had a holder.
+        self.history.is_whole = not any(partition.epoch for partition in partitions)
 
     def refence_where_refused(self) -> None:
         """Open the next ledger if writes were rejected although this broker still owns bucket and dataset."""

@@ -19,7 +19,12 @@ from onewriter_broker.local.datadir import DirectoryLock
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings, EmbeddedStore
 from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.logs import configure_logging
-from onewriter_broker.ownership.acquisition import Forced, adopt_force
+from onewriter_broker.ownership.acquisition import (
+    Forced,
+    adopt_force,
+    adopt_restored,
+    is_served,
+)
 from onewriter_broker.process import api_of, is_single_node, open_anchor, redis_settings
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_option import without_password
@@ -37,7 +42,11 @@ adopt makes the PRESENT data of the store valid for such a bucket. Missing messa
 every producer of its topics must be created again, and no earlier epoch ever returns. It does
 nothing to a bucket that brokers can take as it is. Stop the brokers first if you can.
 
-To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)"""
+To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)
+
+Before you restore data from an older copy:  onewriter adopt --all --restored
+Run it while the data's store is down. Brokers then report for every topic, whatever its
+durability, what the copy may lack. Without it no broker can know that the copy is older."""
 
 
 @click.command()
@@ -47,6 +56,12 @@ To do it:  onewriter adopt --all --force --reason "why"     (or --bucket N)"""
     "--force",
     is_flag=True,
     help="Adopt the data; without this option the command only explains what it would do.",
+)
+@click.option(
+    "--restored",
+    is_flag=True,
+    help="The data of buckets whose store is down is about to be restored from an older copy: note that, so that"
+    " brokers state what may be missing.",
 )
 @click.option("--reason", default="", help="The reason; written to the audit stream.")
 @click.option(
@@ -71,22 +86,25 @@ def adopt(
     *,
     every: bool,
     force: bool,
+    restored: bool,
     reason: str,
     output: str,
     **options: object,
 ) -> None:
     """Accept the store's present data for buckets that the brokers refuse to serve.
 
-    What the store has lost stays lost. Without --force the command only explains what it would do.
+    What the store has lost stays lost. Without --force or --restored the command only explains what it would do.
     Exit code 1: a bucket was not adopted.
     """
     configure_logging()
-    if not force:
+    if not force and not restored:
         click.echo(EXPLANATION)
         context.exit(2)
+    if force and restored:
+        raise ConfigurationError("give either --force or --restored")
     if (bucket is None) == (not every):
         raise ConfigurationError("give either --bucket N or --all")
-    if not reason.strip() or len(reason) > REASON_LENGTH_MAX:
+    if force and (not reason.strip() or len(reason) > REASON_LENGTH_MAX):
         raise ConfigurationError(f"--reason is needed, with at most {REASON_LENGTH_MAX} characters")
     given = {name: value for name, value in options.items() if value is not None}
     settings = Settings(**given)  # type: ignore[arg-type]  # pydantic judges
@@ -96,7 +114,12 @@ def adopt(
     if settings.anchor == "file" and not anchor_directory.is_dir():
         raise ConfigurationError(f"--data-dir: {anchor_directory} is not an anchor directory")
     buckets = range(settings.buckets) if bucket is None else [bucket]
-    results = asyncio.run(_adopt(settings, list(buckets), reason.strip()))
+    adopted = (
+        _adopt_restored(settings, list(buckets))
+        if restored
+        else _adopt(settings, list(buckets), reason.strip())
+    )
+    results = asyncio.run(adopted)
     forced = [result for result in results if not result.problem]
     if output == "json":
         tables.as_json({"buckets": [_row(result) for result in results]})
@@ -104,9 +127,10 @@ def adopt(
         for result in results:
             if every and result.is_unnecessary:
                 continue
-            message = result.problem or f"adopted, registration {result.generation}"
-            click.echo(f"bucket {result.bucket}: {message}")
-        click.echo(f"{len(forced)} of {len(results)} buckets adopted")
+            done = "noted" if restored else f"adopted, registration {result.generation}"
+            click.echo(f"bucket {result.bucket}: {result.problem or done}")
+        what = "noted as about to be restored" if restored else "adopted"
+        click.echo(f"{len(forced)} of {len(results)} buckets {what}")
     failed = [result for result in results if result.problem and not result.is_unnecessary]
     context.exit(1 if failed or (bucket is not None and not forced) else 0)
 
@@ -139,6 +163,38 @@ async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Fo
         finally:
             await store.close()
             await anchor.close()
+
+
+async def _adopt_restored(settings: Settings, buckets: list[int]) -> list[Forced]:
+    """Note that the data of buckets is about to be restored. Starts no store. Raises ConfigurationError."""
+    anchor = open_anchor(settings, api_of(settings, os.environ))
+    try:
+        served = await _served(settings, buckets)
+        return [
+            Forced(
+                bucket, 0, "", "its store runs: there is nothing to restore", is_unnecessary=True
+            )
+            if bucket in served
+            else await adopt_restored(bucket, anchor=anchor)
+            for bucket in buckets
+        ]
+    finally:
+        await anchor.close()
+
+
+async def _served(settings: Settings, buckets: list[int]) -> set[int]:
+    """The buckets whose store answers. Raises ConfigurationError while a broker runs with an embedded store."""
+    if not settings.redis_url and not settings.redis_sentinels:
+        lock = DirectoryLock(settings.data_dir, what="onewriter")
+        lock.acquire()
+        lock.release()
+        return set()
+    store = RedisLogStore(redis_settings(settings))
+    try:
+        answers = await asyncio.gather(*(is_served(store, bucket) for bucket in buckets))
+        return {bucket for bucket, is_up in zip(buckets, answers, strict=True) if is_up}
+    finally:
+        await store.close()
 
 
 def _user() -> str:

@@ -35,11 +35,18 @@ from onewriter_operator.brokers.delays import (
     Debounce,
 )
 from onewriter_operator.brokers.lookups import TOGETHER_MAX, LookUps
+from onewriter_operator.brokers.quota_problems import QuotaReports, topics_of
 from onewriter_operator.brokers.store_problems import LastingProblem, full, read_only, unreachable
 from onewriter_operator.brokers.views import View, Views, claims_in
 from onewriter_operator.declarations import BODY_BYTES_MAX, Declarations, Desired, Piece
 from onewriter_operator.plan.broker_report import BrokerReport, parse_report
-from onewriter_operator.plan.facts import Applied, BucketFacts, FleetState, StoredTopic
+from onewriter_operator.plan.facts import (
+    Applied,
+    BucketFacts,
+    FleetState,
+    QuotaProblem,
+    StoredTopic,
+)
 
 GRACE_SECONDS: Final = 10.0
 """A broker whose stream broke still counts as followed for this time."""
@@ -157,6 +164,7 @@ class Fleet:
         self._listener = listener
         self._views = Views()
         self._buckets = Buckets(limits.patience_seconds)
+        self._quotas = QuotaReports()
         self._buckets_timer: asyncio.TimerHandle | None = None
         self._store_away, self._store_fault, self._store_full = (
             LastingProblem(judge, limits.patience_seconds)
@@ -228,6 +236,11 @@ class Fleet:
     def store_full(self) -> str:
         """A sentence if the store has been almost full for some time; otherwise empty."""
         return self._store_full.why(asyncio.get_running_loop().time())
+
+    def quota(self, topic: str) -> QuotaProblem | None:
+        """The quota that refuses producers of the topic; None if none does."""
+        view = self._views.best(topic)
+        return self._quotas.problem(topic, "" if view is None else view.broker)
 
     def reports(self) -> dict[str, BrokerReport]:
         """What the followed brokers report about themselves, by name."""
@@ -553,6 +566,8 @@ class Fleet:
                 case "BUCKETS":
                     now = asyncio.get_running_loop().time()
                     self._note_buckets(self._buckets.put(name, line, now))
+                case "QUOTAS":
+                    self._note_quotas(self._quotas.put(name, line))
                 case "BROKER":
                     broker.report = parse_report(line)
                     self._note_store()
@@ -618,8 +633,17 @@ class Fleet:
         self._report_buckets(
             self._buckets.lose(broker.client.name, asyncio.get_running_loop().time())
         )
+        self._quotas.lose(broker.client.name)
         self._note_store()
         self._listener.fleet_changed()
+
+    def _note_quotas(self, changed: tuple[set[str], set[str]]) -> None:
+        """Reconcile the topics, and those of the namespaces, whose quotas are used up now or no longer are."""
+        topics, namespaces = changed
+        for topic in topics:
+            self._listener.topic_changed(topic, ())
+        if namespaces:
+            self._listener.buckets_changed(partial(topics_of, namespaces))
 
     def _note_buckets(self, ceased: set[int]) -> None:
         """Reconcile the topics of buckets that no longer wait, and later those of waiting buckets."""

@@ -200,6 +200,15 @@ class PlanLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaProblem:
+    """A quota that refuses producers of a topic, and since when. ``holds``: messages of its writers wait, too."""
+
+    reason: str
+    since: str
+    holds: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Facts about any declared object."""
 
@@ -221,6 +230,8 @@ class Facts:
     """A sentence if the store refuses all writes; otherwise empty."""
     store_full: str = ""
     """A sentence if brokers refuse new producers because the store is almost full; otherwise empty."""
+    quota: QuotaProblem | None = None
+    """The quota that refuses producers of the topic; None if none does."""
     durability_refusal: str | None = None
     """Why the store does not provide the declared durability; empty if it does; None if unknown."""
     is_lost: bool = False

@@ -26,6 +26,7 @@ from onewriter_core.kubernetes.objects import (
 from onewriter_operator.conditions import Verdict, no, unknown, written, yes
 from onewriter_operator.plan.broker_report import BrokerReport
 from onewriter_operator.plan.facts import BucketFacts, FleetState
+from onewriter_operator.plan.pod_problems import brokers_message
 from onewriter_operator.plan.store_shards import StorePlan, StoreState
 from onewriter_operator.plan.verdicts import drift_left_seconds, drift_verdict, unreachable
 
@@ -53,7 +54,7 @@ class InstallationFacts:
     ``found``: the object. ``now``: Unix time. ``is_applied``: whether all installed objects were compared
     once. ``problem``: why an object could not be written, and ``is_permanent``: whether only a person can
     resolve that. ``unlisted``: why topics or claims cannot be listed until a person acts. ``waits_for``: the
-    rollout that another change waits for. ``has_cluster``: whether the installed store is a cluster;
+    rollout that another change waits for. ``broker_problems``: why brokers are not ready, by name. ``has_cluster``: whether the installed store is a cluster;
     ``store_plan``: its last plan, None before the first. ``certificates``: name and expiry of those that the
     operator uses.
     """
@@ -68,6 +69,7 @@ class InstallationFacts:
     waits_for: str = ""
     brokers_ready: int = 0
     brokers_desired: int = 0
+    broker_problems: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     is_store_managed: bool = True
     has_cluster: bool = False
     store_plan: StorePlan | None = None
@@ -254,7 +256,8 @@ def _installed(facts: InstallationFacts) -> Verdict:
 def _brokers_ready(facts: InstallationFacts) -> Verdict:
     message = f"{facts.brokers_ready} of {facts.brokers_desired} brokers are ready"
     if facts.brokers_ready < facts.brokers_desired:
-        return no("BrokersReady", "BrokersNotReady", message)
+        causes = brokers_message(facts.broker_problems)
+        return no("BrokersReady", "BrokersNotReady", f"{message}; {causes}" if causes else message)
     if not facts.fleet.all_synced:
         return no("BrokersReady", "BrokersUnreachable", unreachable(facts.fleet))
     return yes("BrokersReady", "BrokersReady", message)

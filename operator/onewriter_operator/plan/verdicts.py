@@ -9,7 +9,7 @@ from onewriter_core.kubernetes.kinds import seconds_of
 from onewriter_core.kubernetes.names import PAUSED, UNMANAGED
 from onewriter_core.kubernetes.objects import Condition
 from onewriter_operator.conditions import Verdict, no, unknown, yes
-from onewriter_operator.plan.facts import FleetState, TopicFacts
+from onewriter_operator.plan.facts import FleetState, QuotaProblem, TopicFacts
 
 DRIFT_SHOWN_SECONDS: Final = 3_600.0
 """How long the condition Drifted shows a repair."""
@@ -107,6 +107,9 @@ def _serving(facts: TopicFacts) -> Verdict:
         return no("Serving", "BucketWaiting", facts.bucket_waiting)
     if facts.store_full and not is_written:
         return no("Serving", "StoreFull", facts.store_full)
+    if facts.quota is not None:
+        judge = yes if is_written and not facts.quota.holds else no
+        return judge("Serving", "QuotaExceeded", _quota(facts.quota))
     if view is not None:
         return yes("Serving", "Served", f"served by {view.broker or 'a broker'}")
     if not facts.is_unserved:
@@ -114,6 +117,11 @@ def _serving(facts: TopicFacts) -> Verdict:
     if not facts.applied.is_everywhere:
         return unknown("Serving", "Pending", "no broker has received it yet")
     return yes("Serving", "Idle", "no client uses it; its broker loads it for the first client")
+
+
+def _quota(problem: QuotaProblem) -> str:
+    who = "producers are refused and messages wait" if problem.holds else "producers are refused"
+    return f"{who} since {problem.since}: {problem.reason}"
 
 
 def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:

@@ -15,7 +15,13 @@ from onewriter_operator.declarations import Declarations
 from onewriter_operator.events import Recorder
 from onewriter_operator.kube import Kube
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.plan.facts import Acceptance, Applied, FleetState, PlanLimits
+from onewriter_operator.plan.facts import (
+    Acceptance,
+    Applied,
+    FleetState,
+    PlanLimits,
+    QuotaProblem,
+)
 from onewriter_operator.reconcile.cache import ObjectCache
 from onewriter_operator.reconcile.followed_pods import FollowedPods
 from onewriter_operator.store import ObjectCopy
@@ -34,6 +40,7 @@ class CommonFacts(TypedDict):
     store_away: str
     store_fault: str
     store_full: str
+    quota: QuotaProblem | None
     durability_refusal: str | None
     is_lost: bool
     pending_seconds: float
@@ -95,6 +102,7 @@ class ReconcileContext:
             "store_away": self.fleet.store_away(),
             "store_fault": self.fleet.store_fault(),
             "store_full": self.fleet.store_full(),
+            "quota": self.fleet.quota(acceptance.topic) if acceptance.is_passed_on else None,
             "durability_refusal": refusal,
             "is_lost": self.fleet.is_lost(acceptance.topic),
             "pending_seconds": cache.pending_seconds(piece, asyncio.get_running_loop().time()),

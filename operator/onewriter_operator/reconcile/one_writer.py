@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -132,6 +132,7 @@ class OneWriterReconciler:
         self._changed = asyncio.Event()
         self._state = InstallationState()
         self._store_plan: StorePlan | None = None
+        self._broker_problems: Mapping[str, str] = {}
         self._drift: tuple[str, ...] = ()
         self._unlisted = ""
         self._found: OneWriterObject | None = None
@@ -156,6 +157,11 @@ class OneWriterReconciler:
         before, self._store_plan = self._store_plan, plan
         if before is None or (before.state, before.message) != (plan.state, plan.message):
             self.changed()
+
+    def brokers_failed(self, problems: Mapping[str, str]) -> None:
+        """Note why brokers are not ready, by name."""
+        self._broker_problems = problems
+        self.changed()
 
     def unlisted(self, reason: str) -> None:
         """Note why topics, claims or pods cannot be listed until a person acts; empty: nothing is known."""
@@ -303,6 +309,7 @@ class OneWriterReconciler:
             waits_for=state.waits_for,
             brokers_ready=state.brokers_ready,
             brokers_desired=self._configuration.brokers.replicas,
+            broker_problems=self._broker_problems,
             is_store_managed=not self._configuration.external_store.is_used,
             has_cluster=self._configuration.has_cluster,
             store_plan=self._store_plan,

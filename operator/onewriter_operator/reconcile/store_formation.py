@@ -1,7 +1,7 @@
 """Forms and repairs the cluster of the installed store, one step at a time; plan/store_shards.py decides the steps.
 
-Each step asks all pods at the same time, plans, and executes the commands of the plan. A pod that hangs delays a step by a
-bounded time. A command that fails is not repeated: the next step has new answers. Two operators at once do no harm, because
+Each step asks all pods at the same time, plans, and executes the commands of the plan, those of different pods at the same
+time, too. A pod that hangs delays a step by a bounded time. A command that fails is not repeated: the next step has new answers. Two operators at once do no harm, because
 every command may be executed twice.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -25,6 +25,7 @@ from onewriter_operator.installation import names
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.plan.store_shards import (
+    Command,
     Layout,
     PodAnswer,
     StorePlan,
@@ -40,8 +41,10 @@ STEP_SECONDS: Final = 0.5
 INCOMPLETE_SECONDS: Final = 1.0
 """Delay of the next step while something is missing."""
 
-COMPLETE_SECONDS: Final = 5.0
-"""Delay of the next step while nothing is missing."""
+COMPLETE_SECONDS: Final = 1.0
+"""Delay of the next step while nothing is missing. Pods that all restarted have other addresses, and no shard is writable
+before they are introduced to each other.
+"""
 
 PLACES_SECONDS: Final = 30.0
 """The nodes on which the pods run are read again after this time, and when a pod answers in another way."""
@@ -137,7 +140,19 @@ class StoreClusterReconciler:
             _, problem = min(self._problems.items())
             plan = replace(plan, message=f"{plan.message}: {problem}")
         self._report(plan)
+        by_pod: dict[str, list[Command]] = {}
         for command in plan.commands:
+            by_pod.setdefault(command.pod, []).append(command)
+        await asyncio.gather(*map(self._execute, by_pod.values()))
+        if plan.commands:
+            return STEP_SECONDS
+        return COMPLETE_SECONDS if plan.state is StoreState.COMPLETE else INCOMPLETE_SECONDS
+
+    # ------------------------------------------------------------ parts of a step
+
+    async def _execute(self, commands: Sequence[Command]) -> None:
+        """Execute the commands to one pod, in order."""
+        for command in commands:
             try:
                 await self._processes[command.pod].execute(command.words)
             except Unavailable as error:
@@ -147,11 +162,6 @@ class StoreClusterReconciler:
                 log.info("store.command", command=str(command))
                 if command.words == ("CLUSTER", "FAILOVER"):
                     self._unchanged_since = self._now()  # a repetition would begin it again
-        if plan.commands:
-            return STEP_SECONDS
-        return COMPLETE_SECONDS if plan.state is StoreState.COMPLETE else INCOMPLETE_SECONDS
-
-    # ------------------------------------------------------------ parts of a step
 
     def _connect_to_pod(self, pod: str, password: str) -> Process:
         host = names.host(self._configuration, names.store_pods(self._configuration))

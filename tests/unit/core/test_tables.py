@@ -68,3 +68,19 @@ def test_status_without_a_cluster_has_no_shard(
 ) -> None:
     tables.status(answer)
     assert "shard" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("holds", "words"),
+    [
+        (False, "producers are refused since"),
+        (True, "producers are refused, and messages wait since"),
+    ],
+)
+def test_status_shows_the_quota_that_is_used_up(
+    holds: bool, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quota = {"reason": "100 producers", "since": "2026-01-01T00:00:00.000Z", "holds": holds}
+    tables.status(STATUS | {"quotaExceeded": quota})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{words} 2026-01-01T00:00:00.000Z: 100 producers" in shown

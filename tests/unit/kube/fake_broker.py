@@ -115,6 +115,7 @@ class FakeBroker:
         self.is_down = False
         self.buckets: Json | None = None
         self.report: Json | None = None
+        self.quotas: Json | None = None
         self.connected: set[str] = set()
         self.elsewhere: set[str] = set()
         self.members: dict[str, list[bool]] | None = {}
@@ -137,6 +138,11 @@ class FakeBroker:
         """Report some of 64 buckets as served and some as waiting."""
         self.buckets = {"type": "BUCKETS", "count": 64, "served": served, "waiting": waiting}
         self._report(self.buckets)
+
+    def report_quotas(self, topics: Json, namespaces: Json | None = None) -> None:
+        """Report topics and namespaces whose producers a quota refuses."""
+        self.quotas = {"type": "QUOTAS", "topics": topics, "namespaces": namespaces or {}}
+        self._report(self.quotas)
 
     def report_broker(self, **store: Any) -> None:
         """Report a reachable store, with these changes."""
@@ -269,6 +275,8 @@ class FakeBroker:
             queue.put_nowait(self.report)
         if self.buckets is not None:
             queue.put_nowait(self.buckets)
+        if self.quotas is not None:
+            queue.put_nowait(self.quotas)
         queue.put_nowait({"type": "SYNCED", "broker": self.incarnation, "revision": self.revision})
         self._watchers.append(queue)
         try:

@@ -12,6 +12,7 @@ from tests.unit.kube.installation_configurations import configured
 from onewriter_operator.app import Operator
 from onewriter_operator.events import Recorder
 from onewriter_operator.kube import Kube
+from onewriter_operator.reconcile.broker_pods import BrokerPods
 from onewriter_operator.reconcile.installation import InstallationReconciler
 from onewriter_operator.reconcile.one_writer import OneWriterReconciler
 from onewriter_operator.reconcile.store_formation import StoreClusterReconciler
@@ -35,7 +36,7 @@ async def test_the_store_is_repaired_also_while_topics_cannot_be_listed(
         """Wait for a CRD that is missing."""
         await asyncio.Event().wait()
 
-    for part in (InstallationReconciler, OneWriterReconciler, Recorder):
+    for part in (BrokerPods, InstallationReconciler, OneWriterReconciler, Recorder):
         monkeypatch.setattr(part, "run", rest)
     monkeypatch.setattr(StoreClusterReconciler, "run", repair)
     monkeypatch.setattr(Sweeper, "fill", never_listed)

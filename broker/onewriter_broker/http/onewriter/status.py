@@ -36,8 +36,12 @@ def place(
 def served_status(
     site: Site, topic: LoadedTopic, seen: Observation | None, *, is_secure: bool = False
 ) -> dict[str, Any]:
-    """The status of a loaded topic; ``seen`` is the latest observation of the store."""
+    """The status of a loaded topic; ``seen`` is the latest observation of the store.
+
+    If transitions of former brokers are missing, they are read soon, and watchers get the status again.
+    """
     clients = site.clients
+    topic.runner.history.recall_soon(topic.runner.guarded)
     return (
         place(site, topic.name, topic.entry, is_secure=is_secure)
         | views.loaded_status(topic, clients.now(), clients.wall_ms())

@@ -82,6 +82,10 @@ def _add_topics(router: Routes, site: Site) -> None:
         authorization = site.clients.authorization
         if authorization.may_see_refusals(request[IDENTITY], name):
             found["refusals"] = [views.refusal(each) for each in authorization.at_topics.of(name)]
+            full = site.topics.shares.full_namespaces
+            problems = site.clients.quota_problems
+            problem = problems.of(str(name), name.namespace_name, full)
+            found["quotaExceeded"] = None if problem is None else views.quota_problem(problem)
         return web.json_response(found)
 
     async def several(request: web.Request) -> web.Response:
@@ -178,6 +182,7 @@ async def _status(
     declared = topics.desired.topic(name)
     loaded = topics.loaded.get(str(name))
     if loaded is not None:
+        await loaded.runner.history.recall()
         found = status.served_status(site, loaded, None, is_secure=is_secure)
     else:
         found = status.place(site, name, entry, is_secure=is_secure)

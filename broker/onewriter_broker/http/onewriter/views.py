@@ -13,6 +13,7 @@ from onewriter_broker.auth.refusals import RefusedRight
 from onewriter_broker.http.pulsar.stats import MODE_NAMES, iso
 from onewriter_broker.log.store.api import Observation, ShardState
 from onewriter_broker.log.topic_log.losses import Loss, RangeAtRisk
+from onewriter_broker.quotas.problems import QuotaProblem
 from onewriter_broker.topic.history.tenures import tenure_of
 from onewriter_broker.topic.history.transitions import Transition, Writer
 from onewriter_broker.topic.registry.catalog import CatalogEntry
@@ -85,6 +86,11 @@ def refusal(found: RefusedRight) -> Json:
         "count": found.count,
         "last": iso(found.last_ms),
     }
+
+
+def quota_problem(found: QuotaProblem) -> Json:
+    """A quota that is used up. ``holds``: messages of writers wait, too."""
+    return {"reason": found.reason, "since": iso(found.since_ms), "holds": found.holds}
 
 
 def state_of(topic: Topic) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
+from onewriter_broker.http.onewriter import views
 from onewriter_broker.http.onewriter.broker_report import BrokerReport
 from onewriter_broker.http.onewriter.status import served_status
 from onewriter_broker.http.routes import Routes, on_installation
@@ -77,6 +78,7 @@ class _Stream:
         self._expires_at = expires_at
         self._reported: set[str] = set()
         self._sent_buckets: dict[str, Any] = {}
+        self._sent_quotas: dict[str, Any] = {}
         self._broker_report = BrokerReport(site)
         self._sent_report: dict[str, Any] = {}
 
@@ -89,6 +91,7 @@ class _Stream:
         await self._send_changes()
         await self._send_report()
         await self._send_buckets()
+        await self._send_quotas()
         synced = {"broker": self._site.incarnation, "revision": self._site.desired.revision}
         await self._write([{"type": "SYNCED"} | synced])
         ping_at = loop.time() + self._intervals.ping_seconds
@@ -97,6 +100,7 @@ class _Stream:
                 await self._write([{"type": "PING"}])
                 ping_at = loop.time() + self._intervals.ping_seconds
             await self._send_buckets()
+            await self._send_quotas()
             await self._send_report()
             try:
                 async with asyncio.timeout_at(
@@ -128,6 +132,20 @@ class _Stream:
         }
         if found != self._sent_buckets:
             self._sent_buckets = found
+            await self._write([found])
+
+    async def _send_quotas(self) -> None:
+        """Send the topics and namespaces whose producers a quota refuses, if they have changed."""
+        problems = self._site.clients.quota_problems
+        topics = problems.topics()
+        namespaces = problems.namespaces(self._site.topics.shares.full_namespaces)
+        found = {
+            "type": "QUOTAS",
+            "topics": {name: views.quota_problem(each) for name, each in topics.items()},
+            "namespaces": {name: views.quota_problem(each) for name, each in namespaces.items()},
+        }
+        if found != self._sent_quotas:
+            self._sent_quotas = found
             await self._write([found])
 
     async def _send_report(self) -> None:

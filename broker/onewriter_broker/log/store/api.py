@@ -96,6 +96,8 @@ class Unit:
     ``birthmark`` is set only until the first stamp (LogStore.write_birthmark).
     ``format`` is the version of the log format that the bucket was last stamped with (docs/log-format.md).
     ``note`` is the registration that a broker was about to record (LogStore.note_replid): ``<replid>/<generation>``.
+    ``lacks`` is the newest registration of a dataset that is not the newest one: it was restored from a copy, or its adoption
+    was forced, so it may lack acknowledged entries of any durability. 0: none.
     """
 
     generation: int = 0
@@ -105,6 +107,7 @@ class Unit:
     birthmark: str = ""
     format: int = 0
     note: str = ""
+    lacks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,11 +375,11 @@ class LogStore(Protocol):
         ...
 
     async def note_replid(
-        self, bucket: int, replid: str, observed: int, registered: int
+        self, bucket: int, replid: str, observed: int, registered: int, *, lacks: bool = False
     ) -> Outcome:
         """Note in the bucket's record that the dataset has this identity, before the anchor registers it.
 
-        ``registered`` is the generation that the registration is about to get. REFENCE: the dataset has another
+        ``registered`` is the generation that the registration is about to get. ``lacks``: note it as ``Unit.lacks``, too. REFENCE: the dataset has another
         identity, or the bucket's record has another generation than ``observed``.
         """
         ...

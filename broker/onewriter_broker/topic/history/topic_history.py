@@ -11,6 +11,7 @@ import structlog
 from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.dependencies import TopicDependencies
+from onewriter_broker.topic.history.background import Guarded
 from onewriter_broker.topic.history.first_message import FirstMessage
 from onewriter_broker.topic.history.tenures import SINCE, group_fields
 from onewriter_broker.topic.history.transitions import (
@@ -45,18 +46,22 @@ log = structlog.get_logger(__name__)
 class TopicHistory:
     """The history of one topic. ``transitions`` has the latest transitions, oldest first.
 
-    A transition is visible after its fence is stored, because the machine emits the Record effect then.
+    A transition is visible after its fence is stored, because the machine emits the Record effect then. The transitions
+    of former brokers are read from the audit when they are to be shown (``recall``, ``recall_soon``): after a takeover of
+    thousands of topics, clients wait for the store and for this broker.
     """
 
     __slots__ = (
         "_bucket",
         "_dependencies",
         "_first_messages",
+        "_is_recalling",
         "_logs",
         "_name",
         "_since_ms",
         "_spawn",
         "_suspected_at",
+        "is_whole",
         "transitions",
     )
 
@@ -69,6 +74,9 @@ class TopicHistory:
         spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
     ) -> None:
         self.transitions: list[Transition] = []
+        self.is_whole = True
+        """Whether the transitions of former brokers were read, or there are none."""
+        self._is_recalling = False
         self._logs = logs
         self._first_messages: tuple[FirstMessage, ...] = ()
         self._name = name
@@ -177,23 +185,37 @@ class TopicHistory:
         epoch, claimed = str(suspect.stored_epoch), str(suspect.claimed_epoch)
         self.audit({"kind": "suspect", "epoch": epoch, "claimed": claimed})
 
-    async def recall(self) -> None:
-        """Prepend the transitions of former brokers from the audit. Not urgent, so it retries slowly."""
-        audit_tail = self._dependencies.audit_tail
-        if audit_tail is None:
-            return
+    def recall_soon(self, guarded: Guarded) -> None:
+        """Prepend the transitions of former brokers soon, and report the change of the topic's status."""
+        if not self.is_whole and not self._is_recalling:
+            self._is_recalling = True
+            self._dependencies.recalls.add(self._bucket, lambda: guarded(self._recall()))
+
+    async def _recall(self) -> None:
+        """Retry slowly, because it is not urgent."""
         for _ in range(RECALL_ATTEMPTS_MAX):
-            try:
-                before = await audit_tail.before(
-                    self._bucket, self._name, self._dependencies.incarnation, self._since_ms
-                )
-            except OnewriterError as error:
-                log.info("story.unread", topic=str(self._name), reason=str(error))
-                await asyncio.sleep(RECALL_SECONDS)
-            else:
-                self.transitions = latest([*before, *self.transitions])
-                self._dependencies.changed(self._name)
-                return
+            await self.recall()
+            if self.is_whole:
+                break
+            await asyncio.sleep(RECALL_SECONDS)
+        self._is_recalling = False
+
+    async def recall(self) -> None:
+        """Prepend the transitions of former brokers, if the store answers."""
+        audit_tail = self._dependencies.audit_tail
+        if self.is_whole or audit_tail is None:
+            return
+        try:
+            before = await audit_tail.before(
+                self._bucket, self._name, self._dependencies.incarnation, self._since_ms
+            )
+        except OnewriterError as error:
+            log.info("story.unread", topic=str(self._name), reason=str(error))
+            return
+        if not self.is_whole:  # no other call was faster
+            self.is_whole = True
+            self.transitions = latest([*before, *self.transitions])
+            self._dependencies.changed(self._name)
 
     def unanswered(self, epoch: int) -> None:
         """Record that the holder of ``epoch`` did not react to its end."""

@@ -20,6 +20,7 @@ from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watchers, WatchIntervals
 from onewriter_broker.log.store.api import UNWRITTEN, Durability, Observation
+from onewriter_broker.quotas.problems import QuotaProblems
 from onewriter_broker.settings import Settings
 from onewriter_core.ids import TopicName
 
@@ -67,8 +68,12 @@ class World:
         self.view: object | None = object()
         self.problem = "a fault that has ended"
         self.seen: Observation | None = None
+        self.full_namespaces: dict[str, str] = {}
+        self.quota_problems = QuotaProblems(lambda: 0.0, lambda: 0)
         self.clients = SimpleNamespace(
-            settings=Settings(redis_url="redis://me:pw@store:6379/"), store_is_full=False
+            settings=Settings(redis_url="redis://me:pw@store:6379/"),
+            store_is_full=False,
+            quota_problems=self.quota_problems,
         )
         self.site = cast(
             "Site",
@@ -81,6 +86,7 @@ class World:
                     ),
                     bucket_of=lambda _topic: 0,
                     promises=frozenset({Durability.NONE, Durability.LOCAL}),
+                    shares=self,
                 ),
                 clients=self.clients,
                 membership=SimpleNamespace(view=lambda: self.view),
@@ -153,11 +159,12 @@ async def test_all_topics_then_synced_then_changes_and_goings(
     async with session.get(world.url) as answer:
         reader = Reader(aiter(answer.content))
         lines = await reader.until("SYNCED")
-        assert [line["status"]["value"] for line in lines[:-3]] == list(range(100))
-        durabilities = lines[-2].pop("durabilities")
-        assert lines[-2] == {"type": "BUCKETS", "count": 64, "served": [0, 1], "waiting": {}}
+        assert [line["status"]["value"] for line in lines[:-4]] == list(range(100))
+        durabilities = lines[-3].pop("durabilities")
+        assert lines[-3] == {"type": "BUCKETS", "count": 64, "served": [0, 1], "waiting": {}}
         assert (durabilities["None"], durabilities["Local"]) == ("", "")
         assert "the store can promise Local at most" in durabilities["Replicated"]
+        assert lines[-2] == {"type": "QUOTAS", "topics": {}, "namespaces": {}}
         assert lines[-1] == {"type": "SYNCED", "broker": "broker-0~1", "revision": "r7"}
         for value in range(50):
             world.set("t3", value)
@@ -185,6 +192,25 @@ async def test_waiting_buckets_and_their_end_are_reported(
         world.served, world.waiting = [0, 1], {}
         found = (await reader.until("BUCKETS"))[-1]
         assert (found["served"], found["waiting"]) == ([0, 1], {})
+
+
+async def test_quotas_that_refuse_producers_are_reported_once(
+    world: World, session: ClientSession
+) -> None:
+    topic, at = str(name("orders")), "1970-01-01T00:00:00.000Z"
+    async with session.get(world.url) as answer:
+        reader = Reader(aiter(answer.content))
+        await reader.until("SYNCED")
+        world.quota_problems.refused(topic, "producers", "100 producers")
+        found = (await reader.until("QUOTAS"))[-1]
+        assert found["topics"] == {topic: {"reason": "100 producers", "since": at, "holds": False}}
+        world.quota_problems.refused(topic, "producers", "101 producers")
+        assert [each["type"] for each in await reader.until("PING")] == ["PING"]
+        world.full_namespaces = {"public/default": "1100 bytes"}
+        found = (await reader.until("QUOTAS"))[-1]
+        assert found["namespaces"] == {
+            "public/default": {"reason": "1100 bytes", "since": at, "holds": True}
+        }
 
 
 async def test_a_broker_reports_itself_and_its_store_and_each_change(
@@ -283,7 +309,7 @@ async def test_a_watcher_that_does_not_read_is_disconnected_and_delays_no_other(
         world.padding = ""
         async with session.get(world.url) as other:
             lines = await Reader(aiter(other.content)).until("SYNCED")
-            assert len(lines) == 503
+            assert len(lines) == 504
 
 
 async def test_the_brokers_end_is_the_watchs_end(world: World, session: ClientSession) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
 from onewriter_broker.log.store.api import Durability
+from onewriter_broker.log.store.redis import server_checks
+from onewriter_broker.log.store.redis.connection import RedisConnection
+from onewriter_broker.log.store.redis.primary import Endpoint
 from onewriter_broker.log.store.redis.server_checks import Declared, ServerFacts, judge
+from onewriter_core.errors import Undecided
 from onewriter_core.store_rights import broker_acl_rules
 
 REPLID = "a" * 40
@@ -158,3 +163,24 @@ def test_a_declaration_does_not_replace_what_the_server_shows() -> None:
     assert "noeviction" in verdict.refusals[0]
     assert len(verdict.warnings) == 2
     assert verdict.declared == ()
+
+
+class ChangingServer:
+    """Answers as a server whose identity changes after the first look at its replication."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    async def submit(self, words: Sequence[Any], **_: Any) -> Any:
+        if words == ["INFO", "replication"]:
+            self._looks += 1
+            replid = "a" * 40 if self._looks == 1 else "b" * 40
+            return f"role:master\r\nmaster_replid:{replid}\r\n".encode()
+        return b"" if words[0] == "INFO" else b"b" * 40
+
+
+async def test_a_server_that_changes_its_identity_meanwhile_is_looked_at_again() -> None:
+    """A primary that restarted does so when its first replica connects: no reason to refuse it."""
+    connection = cast("RedisConnection", ChangingServer())
+    with pytest.raises(Undecided, match="has just changed its identity"):
+        await server_checks._read_facts(connection, Endpoint(host="store", port=6379))

@@ -104,6 +104,13 @@ class World:
 
     async def grant(self, broker: BucketOwnership, me: str = "broker-0~a") -> int:
         """Fence a topic of bucket 0 and record use and grant, as who serves it does."""
+        ledger = await self.fence(broker, me)
+        await broker.record_use(0, ledger)
+        await broker.record_grant(0, ledger)
+        return ledger
+
+    async def fence(self, broker: BucketOwnership, me: str = "broker-0~a") -> int:
+        """Fence a topic of bucket 0, and return the ledger."""
         holding = broker.holding(0)
         assert holding is not None
         ledger = await broker.reserve_ledger(0)
@@ -112,8 +119,6 @@ class World:
             self.stores[me], Fence(holding.binding, ledger, logs, {"kind": "g"})
         )
         assert outcome is Outcome.DONE
-        await broker.record_use(0, ledger)
-        await broker.record_grant(0, ledger)
         return ledger
 
 

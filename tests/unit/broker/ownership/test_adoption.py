@@ -20,9 +20,11 @@ from onewriter_broker.ownership.adoption import (
     forced,
     incomplete_since,
     is_moved,
+    is_restored,
     judge,
     needs_note,
     note_of,
+    restored,
 )
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_core.log_format.limits import FORMAT_VERSION
@@ -339,6 +341,15 @@ def test_a_rewound_anchor_reserves_above_what_the_store_has_seen() -> None:
     assert claim(USED, seen, SameDataset()).ledger_high_water == 500 + LEDGERS_PER_BLOCK
 
 
+@pytest.mark.parametrize("answer", [SameDataset(), Adopt(grants_known=True)])
+def test_the_record_has_the_grants_that_the_former_owner_did_not_record_in_time(
+    answer: SameDataset | Adopt,
+) -> None:
+    later = node(OLD, generation=3, last_ledger=120)
+    assert claim(USED, later, answer).last_ledger == 120
+    assert claim(USED, node(OLD, generation=3, last_ledger=90), answer).last_ledger == 100
+
+
 def test_force_registers_above_every_ledger_and_ends_the_right_to_resume() -> None:
     record = forced(USED, 0, node(ELSEWHERE, generation=9, last_ledger=500), owner="operator")
     assert record == Record(
@@ -363,6 +374,31 @@ def test_forced_dataset_is_accepted_by_all_brokers_afterwards() -> None:
         record = forced(USED, 0, seen, owner="operator")
         for every_grant in (True, False):
             assert verdict(record, seen, records_every_grant=every_grant) == SameDataset()
+
+
+def test_a_copy_that_an_administrator_restored_is_older_than_everything_that_was_granted() -> None:
+    record = restored(replace(USED, owner="broker", clean=False))
+    assert (record.owner, record.generation, record.replid) == ("", USED.generation, USED.replid)
+    assert record.last_ledger > USED.ledger_high_water, "no dataset has this ledger"
+    copy = node(ELSEWHERE, generation=USED.generation, last_ledger=USED.last_ledger)
+    for every_grant in (True, False):
+        found = verdict(record, copy, records_every_grant=every_grant, sharded=True)
+        assert found == Adopt(grants_known=False, is_older=True)
+    taken = claim(record, copy, Adopt(grants_known=False, is_older=True))
+    assert taken.known_since == taken.generation
+    assert not is_restored(taken), "it is told once"
+    assert min_ledger(taken) > record.last_ledger
+
+
+def min_ledger(record: Record) -> int:
+    """The first ledger of the block that was reserved last."""
+    return record.ledger_high_water - LEDGERS_PER_BLOCK + 1
+
+
+def test_a_bucket_that_its_owner_released_is_not_taken_for_a_restored_one() -> None:
+    released = replace(USED, clean=True, owner="")
+    lagging = node(ELSEWHERE, generation=USED.generation, last_ledger=USED.last_ledger - 1)
+    assert verdict(released, lagging, sharded=True) == Adopt(grants_known=False)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from onewriter_broker.ownership.member_observer import (
 )
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import LiveView
+from onewriter_core.errors import ConfigurationError
 from onewriter_testing.fake_store.server import FakeServer
 from onewriter_testing.fake_store.store import FakeLogStore, Moment
 
@@ -383,7 +384,115 @@ def test_an_observer_with_a_higher_limit_examines_more_members() -> None:
     assert observer.alive == 2 * MEMBERS_MAX
 
 
+def test_neither_a_newcomer_nor_a_dead_broker_displaces_a_living_one() -> None:
+    observer = MemberObserver(ME, members_max=2)
+    living = ("broker-8~x", "broker-9~x")
+    for number in range(1, 30):
+        now = number * BEAT_SECONDS
+        reading = {name: Beat(number, ADDRESSES).encode() for name in living}
+        if number > 5:
+            reading["broker-1~new"] = Beat(number, ADDRESSES).encode()
+            reading["broker-2~dead"] = Beat(1, ADDRESSES).encode()
+        observer.feed(now, reading)
+        view = observer.view(now)
+        assert view is not None
+        assert view.alive == {"broker-8", "broker-9"}
+
+
 # The loop, over a store.
+
+
+class Joining:
+    """Brokers of which at most three work together, on one store."""
+
+    def __init__(self) -> None:
+        self.server = FakeServer()
+        self.store = FakeLogStore(self.server.resolve)
+        self.refused: list[str] = []
+
+    def member(self, me: str) -> Membership:
+        return Membership(FakeLogStore(self.server.resolve), me, ADDRESSES, members_max=3)
+
+    async def run(self, member: Membership, me: str) -> None:
+        try:
+            await member.run()
+        except ConfigurationError as error:
+            assert "at most 3 work together" in str(error)  # noqa: PT017 - some end, and some do not
+            self.refused.append(me)
+
+    async def heartbeats(self) -> set[str]:
+        (reading,) = await self.store.members()
+        return set(reading.beats)
+
+
+@pytest.mark.looptime
+async def test_a_broker_that_is_one_too_many_ends_and_the_others_stay() -> None:
+    world = Joining()
+    members = {f"broker-{number}~x": world.member(f"broker-{number}~x") for number in (2, 3, 4, 1)}
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for me, member in members.items():
+            tasks.append(group.create_task(world.run(member, me)))
+            await asyncio.sleep(10.0)
+            assert len(await world.heartbeats()) <= 3
+        assert world.refused == ["broker-1~x"], "although its name sorts first"
+        for me in ("broker-2~x", "broker-3~x", "broker-4~x"):
+            view = members[me].view()
+            assert view is not None
+            assert len(view.alive) == 2
+        for task in tasks:
+            task.cancel()
+
+
+@pytest.mark.looptime
+async def test_of_two_brokers_that_start_for_one_place_at_least_one_ends() -> None:
+    world = Joining()
+    names = ["broker-8~x", "broker-9~x", "broker-1~x", "broker-2~x"]
+    members = {me: world.member(me) for me in names}
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(world.run(members[me], me)) for me in names[:2]]
+        await asyncio.sleep(10.0)
+        tasks += [group.create_task(world.run(members[me], me)) for me in names[2:]]
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            view = members["broker-8~x"].view()
+            assert view is None or "broker-9" in view.alive
+        assert world.refused
+        assert set(world.refused) <= set(names[2:])
+        assert len(await world.heartbeats()) == 4 - len(world.refused)
+        for task in tasks:
+            task.cancel()
+
+
+@pytest.mark.looptime
+async def test_heartbeats_of_dead_brokers_take_no_place() -> None:
+    world = Joining()
+    for number in range(5):
+        await world.store.beat(f"broker-{number}~dead", Beat(7, ADDRESSES).encode())
+    member = world.member("broker-0~new")
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(world.run(member, "broker-0~new"))
+        await asyncio.sleep(2 * DEAD_SECONDS + 1.0)
+        assert not world.refused
+        assert "broker-0~new" in await world.heartbeats()
+        task.cancel()
+
+
+@pytest.mark.looptime
+async def test_a_broker_waits_with_its_first_heartbeat_until_the_store_answers() -> None:
+    world = Joining()
+    node = world.server.resolve()
+    assert node is not None
+    node.is_reachable = False
+    member = world.member("broker-0~x")
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(world.run(member, "broker-0~x"))
+        await asyncio.sleep(30.0)
+        assert member.view() is None
+        node.is_reachable = True
+        await asyncio.sleep(5.0)
+        assert member.view() is not None
+        task.cancel()
 
 
 async def test_two_brokers_find_each_other_and_miss_the_one_that_left() -> None:

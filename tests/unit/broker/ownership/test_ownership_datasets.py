@@ -7,7 +7,13 @@ from tests.unit.broker.ownership.ownership_world import World, acquired, force
 
 from onewriter_broker.anchor.api import Record
 from onewriter_broker.log.store.api import Outcome
-from onewriter_broker.ownership.acquisition import BucketRefused, Forced, adopt_force
+from onewriter_broker.ownership.acquisition import (
+    BucketRefused,
+    Forced,
+    adopt_force,
+    adopt_restored,
+    is_served,
+)
 from onewriter_broker.ownership.adoption import Reason
 from onewriter_broker.ownership.placement import LiveView
 from onewriter_core.errors import Unavailable, Undecided
@@ -69,6 +75,74 @@ async def test_after_a_torn_restart_no_holder_resumes_under_any_later_owner(worl
     assert restarted is not None
     assert not restarted.may_resume(1)
     assert restarted.may_resume(2)
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+async def test_a_restored_copy_is_noted_in_the_dataset_and_stays_known(
+    world: World, *, is_torn: bool
+) -> None:
+    await world.grant(await acquired(world))
+    node = world.server.primary
+    store = world.stores["broker-0~a"]
+    assert await is_served(store, 0)
+    noted = await adopt_restored(0, anchor=world.anchor)
+    again = await adopt_restored(0, anchor=world.anchor)
+    assert noted == again
+    assert not noted.problem
+    world.server.restart(node, keep=len(node.history) - 1 if is_torn else None)
+    copy = await world.broker("broker-0~b").acquire(0)
+    assert copy is not None
+    assert (copy.lacking_since, copy.binding.generation) == (2, 2)
+    assert not copy.may_resume(1)
+    world.server.restart(node)
+    later = await world.broker("broker-0~c").acquire(0)
+    assert later is not None
+    assert (later.lacking_since, later.binding.generation) == (2, 3)
+
+
+async def test_a_dataset_that_is_adopted_by_force_may_lack_entries_of_any_durability(
+    world: World,
+) -> None:
+    await world.grant(await acquired(world))
+    world.server.flush_all(world.server.primary)
+    await force(world)
+    holding = await world.broker("broker-0~b").acquire(0)
+    assert holding is not None
+    assert holding.lacking_since == holding.binding.generation == 2
+
+
+async def test_a_bucket_that_was_never_used_is_not_restored(world: World) -> None:
+    assert (await adopt_restored(0, anchor=world.anchor)).is_unnecessary
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_grant_that_was_not_recorded_in_time_is_recorded_by_the_next_owner(
+    world: World, is_seen: bool
+) -> None:
+    first = await acquired(world)
+    await world.grant(first)
+    node = world.server.primary
+    before = len(node.history)
+    await world.fence(first)  # a grant; its owner is killed before it records it
+    if is_seen:
+        assert await world.broker("broker-0~b").acquire(0) is not None
+    world.server.restart(node, keep=before)
+    holding = await world.broker("broker-0~c").acquire(0)
+    assert holding is not None
+    assert holding.may_resume(1) is not is_seen
+
+
+async def test_holders_may_resume_if_only_the_marker_of_a_load_is_lost(world: World) -> None:
+    await world.grant(await acquired(world))
+    second = world.broker("broker-0~b")
+    assert await second.acquire(0) is not None
+    node = world.server.primary
+    before = len(node.history)
+    await world.fence(second, "broker-0~b")  # a load: not recorded, because it grants nothing
+    world.server.restart(node, keep=before)
+    holding = await world.broker("broker-0~c").acquire(0)
+    assert holding is not None
+    assert holding.may_resume(1)
 
 
 async def test_without_recorded_grants_only_a_clean_release_lets_holders_resume(

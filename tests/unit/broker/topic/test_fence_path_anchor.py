@@ -88,6 +88,15 @@ async def test_a_topic_is_loaded_again_while_the_anchor_is_away() -> None:
         assert channel.ready == [holder.epoch]
 
 
+async def test_a_load_is_no_grant_and_is_not_recorded() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        await world.granted(runner, AccessMode.EXCLUSIVE)
+        before = (list(world.owner.noted), list(world.owner.recorded))
+        await world.load()
+        assert (world.owner.noted, world.owner.recorded) == before
+
+
 async def test_a_takeover_that_is_given_up_after_its_topic_left_is_nobodys_business() -> None:
     async with serving() as world:
         runner = await world.load()

@@ -30,11 +30,17 @@ BEFORE = 500
 
 
 async def change_dataset(
-    world: World, *, keep: int | None = None, owner: str = "", incomplete_since: int | None = None
+    world: World,
+    *,
+    keep: int | None = None,
+    owner: str = "",
+    incomplete_since: int | None = None,
+    lacking_since: int = 0,
 ) -> None:
     """The store shows another dataset, without the writes after ``keep``; the bucket is registered with it.
 
-    ``incomplete_since``: the newest registration in which entries may be lost; None: this one.
+    ``incomplete_since``: the newest registration in which entries may be lost; None: this one. ``lacking_since``: the
+    newest one that was restored or forced.
     """
     if keep is None:
         world.server.renew_identity(world.server.primary)
@@ -57,6 +63,7 @@ async def change_dataset(
         grants_known=True,
         known_since=0,
         incomplete_since=binding.generation if incomplete_since is None else incomplete_since,
+        lacking_since=lacking_since,
         ledgers_before=BEFORE,
     )
     world.owner.ledgers = max(world.owner.ledgers, BEFORE)
@@ -203,6 +210,26 @@ async def test_an_entry_after_the_registration_that_counts_proves_that_the_log_w
             await change_dataset(world, incomplete_since=2)
             (await world.load()).unload("moved")
         assert len(await reports(world)) == 1
+
+
+@pytest.mark.parametrize("durability", [Durability.REPLICATED, Durability.LOCAL])
+async def test_a_restored_or_forced_dataset_may_lack_entries_of_any_durability(
+    durability: Durability,
+) -> None:
+    async with serving() as world:
+        runner = await written(world, 2)
+        last = runner.logs[WHOLE].committed
+        runner.unload("moved")
+        for _ in range(2):  # the second one is a promotion, before the log is loaded
+            await change_dataset(world, lacking_since=2)
+        world.server.add_replica("node-1")
+        world.dependencies = replace(world.dependencies, replicas=1)
+        runner = await world.load(durability=durability)
+        assert [(each.after, each.durability) for each in world.at_risk] == [(last, durability)]
+        await settled_in(world, "3")
+        runner.unload("moved")
+        await world.load(durability=durability)
+        assert len(await reports(world)) == 1, "it was settled"
 
 
 async def test_a_broker_that_dies_before_its_report_leaves_it_to_the_next_one() -> None:

@@ -62,12 +62,14 @@ class Server:
         for watcher in self._watchers.get(kind, ()):
             watcher.put_nowait("MODIFIED")
 
-    async def watch(self, kind: Kind, namespace: str, labels: str) -> AsyncIterator[str]:
+    async def watch(
+        self, kind: Kind, namespace: str, labels: str
+    ) -> AsyncIterator[tuple[str, Json]]:
         events: asyncio.Queue[str] = asyncio.Queue()
         self._watchers.setdefault(kind.kind, []).append(events)
-        yield "LISTED"
+        yield "LISTED", {"items": []}
         while True:
-            yield await events.get()
+            yield await events.get(), {}
 
     async def follow(self, kind: Kind, namespace: str, name: str) -> AsyncIterator[Json | None]:
         yield await self.get(kind, namespace, name)

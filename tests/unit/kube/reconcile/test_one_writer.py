@@ -194,6 +194,17 @@ async def test_a_change_is_written_at_once() -> None:
         assert world.ready == "False/BucketsWaiting"
 
 
+async def test_a_broker_that_cannot_start_is_written_with_its_reason() -> None:
+    async with World().running() as world:
+        world.reconciler.installed(InstallationState(is_applied=True, brokers_ready=2))
+        world.reconciler.brokers_failed({"onewriter-broker-1": "the store does not answer"})
+        await asyncio.sleep(2.0)
+        (found,) = [each for each in world.status["conditions"] if each["type"] == "Ready"]
+        assert found["message"] == (
+            "2 of 3 brokers are ready; onewriter-broker-1: the store does not answer"
+        )
+
+
 async def test_a_deleted_object_comes_back() -> None:
     async with World().running() as world:
         world.server.remove(OBJECT)

@@ -135,6 +135,9 @@ class OneBroker:
     def store_full(self) -> str:
         return ""
 
+    def quota(self, topic: str) -> None:
+        return None
+
     def is_lost(self, topic: str) -> bool:
         return False
 

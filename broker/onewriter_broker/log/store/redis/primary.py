@@ -272,7 +272,10 @@ async def connected(endpoint: Endpoint, timeout_seconds: float) -> AsyncIterator
 def unreachable(endpoint: Endpoint, error: OSError) -> Undecided:
     """The error of a connection that could not be opened, or was lost before it could be used."""
     if endpoint.tls is None:
-        return Undecided(f"no connection to the store at {endpoint}: {error!r}")
+        reason = error.strerror or str(error) or type(error).__name__
+        if isinstance(error, TimeoutError) and not str(error):
+            reason = "it did not answer in time"
+        return Undecided(f"no connection to the store at {endpoint}: {reason}")
     reason = endpoint.tls.explain(error, endpoint.host)
     return Undecided(f"no TLS connection to the store at {endpoint}: {reason}")
 

@@ -156,9 +156,11 @@ def stamp(keys: Keys, binding: Binding, *, birthmark: str) -> list[Word]:
     return STAMP.call([keys.unit(binding.bucket)], arguments)
 
 
-def note_replid(keys: Keys, bucket: int, replid: str, observed: int, registered: int) -> list[Word]:
+def note_replid(
+    keys: Keys, bucket: int, replid: str, observed: int, registered: int, *, lacks: bool
+) -> list[Word]:
     """note_replid.lua: note a registration of the dataset in a bucket's record."""
-    return NOTE_REPLID.call([keys.unit(bucket)], [replid, observed, registered])
+    return NOTE_REPLID.call([keys.unit(bucket)], [replid, observed, registered, int(lacks)])
 
 
 def fence(

@@ -306,12 +306,16 @@ async def _read_facts(connection: RedisConnection, endpoint: Endpoint) -> Server
     append_sync = await _try(connection, "CONFIG", "GET", "appendfsync")
     replicas_min = await _try(connection, "CONFIG", "GET", "min-replicas-to-write")
     guard = [await _try(connection, "EVAL", _GUARD_PROBE, 0) for _ in range(2)]
+    replid = replication.get("master_replid", "")
+    if (await _info(connection, "replication")).get("master_replid", "") != replid:
+        # A primary that restarted gets another identity when its first replica connects.
+        raise Undecided(f"the store at {endpoint} has just changed its identity")
     user = "" if endpoint.username in {"", "default"} else endpoint.username
     return ServerFacts(
         product="valkey" if is_valkey else "redis",
         version=version_of(version),
         is_primary=replication.get("role") == "master",
-        replid=replication.get("master_replid", ""),
+        replid=replid,
         replicas=int(replication.get("connected_slaves", "0")),
         eviction_policy=memory.get("maxmemory_policy", ""),
         has_append_only_file=persistence.get("aof_enabled") == "1",

@@ -78,7 +78,7 @@ _FAULTS: Mapping[str, str] = {
 }
 """The meaning of a field of INFO persistence that is not ``ok``."""
 
-_UNIT_FIELDS = ("gen", "owner", "version", "lastLedger", "born", "format", "replid")
+_UNIT_FIELDS = ("gen", "owner", "version", "lastLedger", "born", "format", "replid", "lacks")
 
 
 @dataclass(slots=True)
@@ -178,9 +178,11 @@ class RedisLogStore:
         await self._writes.send([["HSET", self._keys.unit(bucket), "born", birthmark]])
 
     async def note_replid(
-        self, bucket: int, replid: str, observed: int, registered: int
+        self, bucket: int, replid: str, observed: int, registered: int, *, lacks: bool = False
     ) -> Outcome:
-        words = script_calls.note_replid(self._keys, bucket, replid, observed, registered)
+        words = script_calls.note_replid(
+            self._keys, bucket, replid, observed, registered, lacks=lacks
+        )
         _, (reply,) = await self._writes.send([words])
         return script_calls.outcome(reply)
 
@@ -562,7 +564,7 @@ def _hash(reply: Reply, *, are_names_shared: bool = False) -> dict[str, str]:
 
 def _unit(key: str, reply: Reply) -> Unit:
     words = reply if isinstance(reply, list) else [None] * len(_UNIT_FIELDS)
-    generation, owner, version, last_ledger, birthmark, log_format, note = (
+    generation, owner, version, last_ledger, birthmark, log_format, note, lacks = (
         "" if word is None else _text(word) for word in words
     )
     try:
@@ -574,6 +576,7 @@ def _unit(key: str, reply: Reply) -> Unit:
             birthmark=birthmark,
             format=int(log_format or 0),
             note=note,
+            lacks=int(lacks or 0),
         )
     except ValueError as error:
         raise BrokenKey(f"{key}: {error}") from error
