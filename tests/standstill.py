@@ -4,7 +4,8 @@ A plugin of pytest (``-p tests.standstill``). The clocks of the process jump ahe
 its event loop, as if a virtual machine had been suspended for some seconds: everything scheduled up to then is due at
 once, and the actions of other processes have not happened. Or the same seconds pass over several ticks, as on a
 machine that gives the process a little time now and then. ``ONEWRITER_SEED`` chooses the ticks, so a failure can be
-repeated with its seed. Tests on a virtual clock are not affected.
+repeated with its seed. ``ONEWRITER_TICK`` sets one tick for all tests: the first forty, one after the other, find what
+depends on two steps that usually follow each other at once. Tests on a virtual clock are not affected.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ SECONDS = float(os.environ.get("ONEWRITER_STANDSTILL_SECONDS", "2.5"))
 """Duration of the suspension."""
 
 SEED = os.environ.get("ONEWRITER_SEED", "0")
+
+TICK = int(os.environ.get("ONEWRITER_TICK", "0"))
+"""The tick of the loop at which the clocks jump at once; 0: the seed chooses."""
 
 ROUNDS_MAX = 400
 """The latest tick of the loop at which it begins; early ones are as likely as all late ones together."""
@@ -76,6 +80,8 @@ _STANDSTILL = Standstill()
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     chance = random.Random(SEED + item.nodeid)
     first, jumps = int(ROUNDS_MAX ** chance.random()), chance.choice(JUMPS)
+    if TICK:
+        first, jumps = TICK, 1
     _STANDSTILL.begin(first, jumps)
     item.add_report_section("call", "standstill", f"from round {first} on, in {jumps} rounds")
     try:

@@ -33,6 +33,9 @@ MEGABYTE = 1024 * 1024
 PENDING_MAX = 2 * MEGABYTE
 """Unanswered bytes after which the broker stops reading a connection, in these tests."""
 
+SENT_SECONDS_MAX = 240.0
+"""Time limit for sending 64 MB to a store that syncs each write."""
+
 GROWTH_MAX = 48 * MEGABYTE
 """The memory that a broker may use while a test sends it far more than that."""
 
@@ -93,7 +96,7 @@ class Pusher:
         return self._thread.is_alive() and self.sent == before
 
     def join(self) -> None:
-        self._thread.join(60)
+        self._thread.join(SENT_SECONDS_MAX)
         assert not self._thread.is_alive()
 
 
@@ -299,8 +302,7 @@ def test_ten_thousand_requests_on_one_connection_are_all_answered(
     for producer in waiting:
         producer.waits()
     eventually(
-        lambda: sum(isinstance(c, pb.CommandLookupResponse) for c, _ in client.received) == 8_000,
-        60,
+        lambda: sum(isinstance(c, pb.CommandLookupResponse) for c, _ in client.received) == 8_000
     )
     client.close()
     holder.close()

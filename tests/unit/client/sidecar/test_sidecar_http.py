@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.clock import skip
 from tests.unit.client.fake_broker import FakeBroker, begin
 from tests.unit.client.sidecar_world import SidecarWorld, lose_the_topic, running_sidecar
 
@@ -15,6 +16,9 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
 
 MALFORMED = ("", "7", "7-", "x-0123456789abcdef", "7-0123456789ABCDEF", "7-0123456789abcdef0")
+
+PUBLISH_SECONDS = 30.0
+"""The limit of a publish without an answer. The test skips it."""
 
 
 # ---------------------------------------------------------------- sessions
@@ -202,7 +206,9 @@ async def test_concurrent_publishes_are_limited_in_number_and_bytes(
 async def test_a_retry_with_the_same_key_is_not_stored_twice(
     broker: FakeBroker, tmp_path: Path
 ) -> None:
-    async with running_sidecar(broker, tmp_path, publish_timeout_seconds=0.2) as sidecar:
+    async with running_sidecar(
+        broker, tmp_path, publish_timeout_seconds=PUBLISH_SECONDS
+    ) as sidecar:
         session = await sidecar.lead()
         first = await sidecar.publish(b"x", session, Idempotency_Key="order-1")
         again = await sidecar.publish(b"x", session, Idempotency_Key="order-1")
@@ -210,8 +216,11 @@ async def test_a_retry_with_the_same_key_is_not_stored_twice(
         assert (await sidecar.publish(b"y", session, Idempotency_Key="order-1")).status == 422
         assert (await sidecar.publish(b"y", session, Idempotency_Key="k" * 300)).status == 400
         broker.answers[Send] = None
-        for _ in range(2):
-            answer = await sidecar.publish(b"z", session, Idempotency_Key="order-2")
+        unanswered = begin(sidecar.publish(b"z", session, Idempotency_Key="order-2"))
+        await broker.received_of(Send, 2)
+        skip(PUBLISH_SECONDS)
+        repeated = await sidecar.publish(b"z", session, Idempotency_Key="order-2")
+        for answer in (await unanswered, repeated):
             assert (answer.status, answer.body["stored"]) == (504, None)
         assert broker.contents() == [b"x", b"z"]
         lose_the_topic(broker)

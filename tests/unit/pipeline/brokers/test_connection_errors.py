@@ -19,6 +19,7 @@ from onewriter_pipeline.brokers import connection_errors
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access, AccessLimits
 from onewriter_pipeline.errors import Away, Damaged, Invalid, NotAllowed, NotFound
+from onewriter_testing.ports import free_ports
 
 URL = "http://broker:8080"
 HTTP_WORDS = ("HTTPConnection", "urllib3", "Errno", "object at", "Max retries", "Caused by")
@@ -28,6 +29,10 @@ HTTP_WORDS = ("HTTPConnection", "urllib3", "Errno", "object at", "Max retries", 
 QUICK = AccessLimits(
     connect_seconds=0.2, read_seconds=0.2, pause_seconds=0.001, pause_seconds_max=0.01
 )
+PATIENT = AccessLimits(
+    connect_seconds=60.0, read_seconds=60.0, pause_seconds=0.001, pause_seconds_max=0.01
+)
+"""For a server that answers, which may be slow on a busy machine."""
 
 
 @contextmanager
@@ -54,9 +59,9 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
         thread.join()
 
 
-def said(url: str, **options: str) -> str:
+def said(url: str, limits: AccessLimits = PATIENT) -> str:
     """The message that a user reads for this address."""
-    access = Access(url, patience_seconds=0.05, limits=QUICK, **options)  # type: ignore[arg-type]
+    access = Access(url, patience_seconds=0.05, limits=limits)
     with Broker(access) as broker, pytest.raises((Away, Invalid)) as raised:
         broker.segments("orders")
     text = str(raised.value)
@@ -65,8 +70,7 @@ def said(url: str, **options: str) -> str:
 
 
 def test_refused_connection_is_explained() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_ports(1)
     expected = f"127.0.0.1:{port} refused the connection: nothing listens there"
     assert said(f"http://127.0.0.1:{port}") == f"no broker served this within 0.05 s: {expected}"
 
@@ -76,12 +80,17 @@ def test_unknown_host_is_explained() -> None:
 
 
 def test_silent_broker_is_explained() -> None:
+    is_over = threading.Event()
+
     def reads_and_waits(peer: socket.socket) -> None:
         peer.recv(1)
-        threading.Event().wait(0.5)
+        is_over.wait()
 
     with listening(reads_and_waits) as port:
-        text = said(f"http://127.0.0.1:{port}")
+        try:
+            text = said(f"http://127.0.0.1:{port}", QUICK)
+        finally:
+            is_over.set()
     assert text.endswith(f"127.0.0.1:{port} did not answer in time")
 
 
