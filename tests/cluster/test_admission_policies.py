@@ -243,6 +243,10 @@ INSTALLATIONS = {
         "externalStore.tls.caSecretName=store-authority",
         "externalStore.tls.clientSecretName=broker-at-store",
     ),
+    "with tls to the store": (
+        "store.tls.secretName=store-certificate",
+        "valkey.image=valkey/valkey:9",
+    ),
     "with as little as there can be": (
         "brokers.replicas=1",
         "brokers.tls.enabled=false",

@@ -30,6 +30,7 @@ from tests.integration.forked import fork
 from tests.integration.forked_brokers import ForkedBrokers
 from tests.integration.raw import eventually
 from tests.servers import SERVER_PROGRAMS
+from tests.tls_store import connections_ended
 from tests.unit.kube.installation_configurations import configured
 
 from onewriter_broker import process
@@ -106,24 +107,37 @@ class PodBrokers(ForkedBrokers):
         return fork(run_broker, [command[-1]], log=self._log_path)
 
 
-def configuration_of(replicas: int) -> Configuration:
+def configuration_of(replicas: int, *, has_tls: bool = False) -> Configuration:
     """The values of an installation whose shards have this number of replicas."""
-    return configured({"store": {"shards": SHARDS, "replicas": replicas}})
-
-
-CONFIGURATION: Final = configuration_of(1)
+    tls = {"secretName": "store" if has_tls else ""}
+    layout = {"shards": SHARDS, "replicas": replicas, "tls": tls}
+    return configured({"store": layout, "valkey": {"image": "other"}})
 
 
 class Pod:
-    """One pod: a process on loopback whose address changes with each start."""
+    """One pod: a process on loopback whose address changes with each start. ``kind``: of server.
 
-    def __init__(self, directory: Path, name: str, shard: int, node: str, number: int) -> None:
+    ``has_tls``: whether its next start is with TLS, with the certificate in the directory ``certificates``.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        shard: int,
+        node: str,
+        number: int,
+        *,
+        kind: str = "valkey",
+        has_tls: bool = False,
+    ) -> None:
+        self.has_tls, self._certificates = has_tls, directory / "certificates"
         self.name, self.shard, self.node, self._number = name, shard, node, number
         self.port, self.bus_port = free_ports(1), free_ports(1)
         self.data, self._home = directory / name / "data", directory / name
         for each in ("data", "state", "configuration", "programs"):
             (self._home / each).mkdir(parents=True)
-        (self._home / "programs" / "valkey-server").symlink_to(SERVER_PROGRAMS["valkey"])
+        (self._home / "programs" / "valkey-server").symlink_to(SERVER_PROGRAMS[kind])
         self._passwords = directory / "passwords"
         self._starts = 0
         self.process: subprocess.Popen[bytes] | None = None
@@ -133,9 +147,10 @@ class Pod:
     def address(self) -> str:
         return f"127.77.{self._starts}.{10 + self._number}"
 
-    def start(self) -> None:
-        self._starts += 1
-        document = valkey_configuration.config_map(CONFIGURATION)
+    def start(self, *, moves: bool = True) -> None:
+        """Start with another address; without ``moves`` with the former one."""
+        self._starts += moves
+        document = valkey_configuration.config_map(configuration_of(1, has_tls=self.has_tls))
         assert document is not None
         for name, content in document["data"].items():
             text = content
@@ -149,6 +164,7 @@ class Pod:
                 ):
                     assert old in text
                     text = text.replace(old, new)
+                text = text.replace(valkey_configuration.TLS_DIRECTORY, str(self._certificates))
             (self._home / "configuration" / name).write_text(text)
         environment = {
             **os.environ,
@@ -162,6 +178,7 @@ class Pod:
             "ONEWRITER_VALKEY_PORT": str(self.port),
             "ONEWRITER_VALKEY_ADDRESS": self.address,
             "ONEWRITER_VALKEY_HOST": f"{self.name}{DOMAIN}",
+            "ONEWRITER_VALKEY_TLS": str(self._certificates) if self.has_tls else "",
         }
         self._environment = environment
         with (self._home / "log").open("ab") as log:
@@ -175,6 +192,10 @@ class Pod:
 
     def _script(self, *words: str) -> list[str]:
         return ["sh", str(self._home / "configuration" / "valkey.sh"), *words]
+
+    def log_text(self) -> str:
+        """Return what the pod has logged since its first start."""
+        return (self._home / "log").read_text(errors="replace")
 
     def is_ready(self) -> bool:
         """Return what the readiness probe of the pod finds."""
@@ -275,12 +296,19 @@ class Pod:
             nodes = cast("bytes", connection.execute_command("CLUSTER", "NODES"))
         return parse_view(nodes.decode(), (self.address, self.port))
 
+    def _tls(self) -> Json:
+        if not self.has_tls:
+            return {}
+        authority = str(self._certificates / "ca.crt")
+        return {"ssl": True, "ssl_ca_certs": authority, "ssl_check_hostname": False}
+
     def connected(self) -> redis.Redis:
         return redis.Redis(
             port=self.port,
             username=names.STORE_USER,
             password=PASSWORD,
             retry=Retry(NoBackoff(), 0),
+            **self._tls(),
         )
 
 
@@ -308,9 +336,12 @@ class FakeKube:
 
 
 class World:
-    """The pods of three shards on three nodes, and the operator. ``replicas``: of each shard."""
+    """The pods of three shards on three nodes, and the operator. ``replicas``: of each shard. ``kind``: of server."""
 
-    def __init__(self, directory: Path, replicas: int = 1) -> None:
+    def __init__(
+        self, directory: Path, replicas: int = 1, *, kind: str = "valkey", has_tls: bool = False
+    ) -> None:
+        self.has_tls, self.ca_file = has_tls, directory / "certificates" / "ca.crt"
         passwords = directory / "passwords"
         passwords.mkdir()
         (passwords / "password").write_text(PASSWORD)
@@ -319,7 +350,15 @@ class World:
         self.write_cluster_password(ODD_PASSWORD)
         self._configuration = configuration_of(replicas)
         self.pods = [
-            Pod(directory, name, shard, "abc"[(shard + number % (1 + replicas)) % 3], number)
+            Pod(
+                directory,
+                name,
+                shard,
+                "abc"[(shard + number % (1 + replicas)) % 3],
+                number,
+                kind=kind,
+                has_tls=has_tls,
+            )
             for number, (name, shard) in enumerate(names.store_members(self._configuration))
         ]
         self.plans: list[StorePlan] = []
@@ -332,11 +371,16 @@ class World:
             self._configuration,
             Metrics(),
             self.plans.append,
-            lambda pod, password: StoreProcess(
-                "127.0.0.1", self.pod(pod).port, names.STORE_OPERATOR, password
-            ),
+            self._process,
             lambda: time.monotonic() + self._skipped_seconds,
         )
+
+    def _process(self, pod: str, password: str) -> StoreProcess:
+        """The operator's connection to a pod; with TLS by the name that the pod's certificate has."""
+        host, port, user = f"{pod}{DOMAIN}", self.pod(pod).port, names.STORE_OPERATOR
+        if self.has_tls:
+            return StoreProcess(host, port, user, password, ca_file=str(self.ca_file))
+        return StoreProcess("127.0.0.1", port, user, password)
 
     @contextmanager
     def operating(self, replicas: int = 1) -> Iterator[None]:
@@ -349,6 +393,7 @@ class World:
                 await operator.step()
                 await asyncio.sleep(POLL_SECONDS)
             await operator.close()
+            await connections_ended()
 
         thread = threading.Thread(target=lambda: asyncio.run(operate()), daemon=True)
         thread.start()
@@ -397,6 +442,9 @@ class World:
     def url(self) -> str:
         """The URL of the store for brokers."""
         places = ",".join(f"127.0.0.1:{pod.port}" for pod in self.pods)
+        if self.has_tls:
+            named = ",".join(f"{pod.name}{DOMAIN}:{pod.port}" for pod in self.pods)
+            return f"rediss+cluster://{names.STORE_USER}:{PASSWORD}@{named}"
         return f"redis+cluster://{names.STORE_USER}:{PASSWORD}@{places}"
 
     def write_cluster_password(self, password: str, previous: str = "") -> None:

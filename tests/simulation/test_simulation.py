@@ -54,6 +54,7 @@ SOMETIMES = {
     "adopted by force": "an administrator adopted a dataset by force",
     "log.entries.lost": "a broker reported a loss",
     "log.bucket.dataset_changed": "an owner fenced its topics in another dataset",
+    "log.topics.unloaded": "a broker unloaded topics that no client used",
     "log.broker.stalled": "a frozen broker resumed",
     "log.append.undecided": "a broker repeated an append",
     "deposed broker fenced": "the store refused an append or a fence of a deposed broker",

@@ -195,12 +195,12 @@ class InstallationReconciler:
         authority = await self._read_authority()
         stores = await self._installed_stores()
         self._refuse_other_layout(stores)
-        if await self._stop_for_other_tls(stores):
+        wanted = installation.objects(self._configuration, owner, authority)
+        if await self._stop_for_other_tls(stores, wanted):
             self._waits_for = (
                 "the store's pods stop: processes with and without TLS form no cluster"
             )
             return ROLLOUT_POLL_SECONDS
-        wanted = installation.objects(self._configuration, owner, authority)
         refusals: list[ApiRefused] = []
         waiting = ""
         for document in wanted:
@@ -226,11 +226,12 @@ class InstallationReconciler:
         listed = await self._kube.list(KINDS["StatefulSet"], configuration.namespace, selected)
         return [each for each in listed if labels.items() <= parse(each).labels.items()]
 
-    async def _stop_for_other_tls(self, stores: list[Json]) -> bool:
+    async def _stop_for_other_tls(self, stores: list[Json], objects: list[Json]) -> bool:
         """Stop a cluster with TLS that shall have none, or one without; whether pods of it still run.
 
         The processes of one cluster talk to each other either with TLS or without: pods that are replaced one by one would
-        never be ready. Raises ApiRefused if the data would go with the pods.
+        never be ready. The stopped StatefulSets have the pods of ``objects`` already, because the admission policy allows no
+        change of one with another certificate. Raises ApiRefused if the data would go with the pods.
         """
         configuration = self._configuration
         wanted = bool(configuration.store.tls.secret_name)
@@ -245,12 +246,17 @@ class InstallationReconciler:
                 "store.tls changes, which stops all pods of the store, and without volumes (valkey.storage.size) their data"
                 " would be lost: set it back, or install again",
             )
+        templates = {
+            key_of(each): each["spec"]["template"]
+            for each in objects
+            if each["kind"] == rollout.KIND
+        }
         for each in others:
+            key = key_of(each)
             if each["spec"]["replicas"]:
-                log.info("installation.stops_store", object=key_of(each).name, with_tls=wanted)
-                await self._kube.merge(
-                    KINDS["StatefulSet"], key_of(each), {"spec": {"replicas": 0}}
-                )
+                log.info("installation.stops_store", object=key.name, with_tls=wanted)
+                change = {"spec": {"replicas": 0, "template": templates[key]}}
+                await self._kube.merge(KINDS[rollout.KIND], key, change)
         return any(_has_pods(each) for each in others)
 
     def _refuse_other_layout(self, stores: list[Json]) -> None:

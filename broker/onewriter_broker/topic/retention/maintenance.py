@@ -113,7 +113,7 @@ class Maintenance:
         """Whether an unused topic may leave memory, with nothing left that only retention of loaded topics does.
 
         Retention of idle topics follows declared bounds, and does not trim the ledger that is open. So this method
-        rolls a ledger with entries, and the answer is no until it is rolled.
+        rolls a ledger with entries, and returns False until it is rolled.
         """
         policy = self._policy(topic)
         if policy is None:
