@@ -7,6 +7,7 @@ separate process, which can be killed and frozen like any other.
 from __future__ import annotations
 
 import multiprocessing
+import contextlib
 import os
 import subprocess
 import sys
@@ -69,7 +70,9 @@ class _Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # The fork server has reaped it, and has not reported it yet.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self._child.terminate()
