@@ -6,8 +6,8 @@ separate process, which can be killed and frozen like any other.
 
 from __future__ import annotations
 
-import multiprocessing
 import contextlib
+import multiprocessing
 import os
 import subprocess
 import sys
