@@ -185,7 +185,8 @@ class InstallationReconciler:
         # Read each time: Kubernetes would delete objects whose owner is gone, again and again.
         owner = await self._kube.get(CONFIG_MAP, namespace, name)
         if owner is None and self._owner is not None:
-            log.warning("installation.rests", reason=f"ConfigMap {name} is gone")
+            if not self._is_resting:  # reported once: the deletion of each object causes a visit
+                log.warning("installation.rests", reason=f"ConfigMap {name} is gone")
             self._is_resting = True
             return None  # it is being uninstalled: its objects must not be created again
         self._is_resting = False
