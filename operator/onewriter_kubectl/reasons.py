@@ -31,7 +31,7 @@ CAUSES: Final[Mapping[str, str]] = {
     "Handover": "{former} handed the topic over on request",
     "FencedByAdministrator": "a person fenced {former}",
     "BrokerChanged": "the topic moved to another broker and {former} did not resume in time",
-    "GrantLost": "the store lost the record of the grant to {former}",
+    "GrantLost": "the store lost data, and perhaps the grant of {former} or of a later writer",
 }
 """Why the former writer lost the topic, by the transition's cause."""
 

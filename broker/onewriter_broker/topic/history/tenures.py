@@ -210,6 +210,7 @@ def partition_of(
 ) -> Partition:
     """A partition from the state of its log, before this broker fences it.
 
+    ``may_resume``: whether the store has all grants, so that its last holder may return (Holding.may_resume).
     ``reserved_until``: until when the topic is reserved for the returning holder. None: it is not reserved.
     ``vacant_since``: since when there is no writer, on this broker's clock. None: unknown.
     """
@@ -218,9 +219,11 @@ def partition_of(
         Identity(subject, pod_uid) for subject, pod_uid in json.loads(state.get("deposed", "[]"))
     )
     tenure = tenure_of(state) if may_resume else None
-    absence = Absence(
-        TransitionCause.NONE if tenure is None else TransitionCause.MOVED, vacant_since
-    )
+    if tenure is not None:
+        cause = TransitionCause.MOVED
+    else:
+        cause = TransitionCause.GRANT_LOST if state.get("holder") else TransitionCause.NONE
+    absence = Absence(cause, vacant_since)
     ownership: Vacant | Reserved = Vacant(tenure, absence)
     if tenure is not None and reserved_until is not None and state.get(PRESENT) == "1":
         ownership = Reserved(tenure, reserved_until, absence)
