@@ -393,6 +393,7 @@ def test_the_fake_broker_answers_like_the_real_one(brokers: LocalBrokers) -> Non
             fake.serve(name, status(2, holders=[writer], transitions=transitions))
             fake.do(lambda: fake.fake.report_buckets([0, 1], {}))
             fake.do(fake.fake.report_broker)
+            fake.do(lambda: fake.fake.report_quotas({}))
             for path in (f"/onewriter/v1/topics/{plain}",):
                 real, ours = call("GET", real_url + path), call("GET", fake.url + path)
                 assert real[0] == ours[0] == 200
@@ -422,11 +423,11 @@ def test_the_fake_broker_answers_like_the_real_one(brokers: LocalBrokers) -> Non
             assert call("POST", f"{other}/onewriter/v1/topics/{plain}/fence", {})[0] == 307
             real_lines, fake_lines = first_lines(real_url), first_lines(fake.url)
             for lines in (real_lines, fake_lines):
-                assert {each["type"] for each in lines[:-3]} == {"TOPIC"}
-                assert [each["type"] for each in lines[-3:-1]] == ["BROKER", "BUCKETS"]
-            assert name in {each["topic"] for each in real_lines[:-3]}
-            fake_lines[-3].pop("certificates")  # these brokers listen without TLS
-            for real_line, fake_line in zip(real_lines[-3:-1], fake_lines[-3:-1], strict=True):
+                assert {each["type"] for each in lines[:-4]} == {"TOPIC"}
+                assert [each["type"] for each in lines[-4:-1]] == ["BROKER", "BUCKETS", "QUOTAS"]
+            assert name in {each["topic"] for each in real_lines[:-4]}
+            fake_lines[-4].pop("certificates")  # these brokers listen without TLS
+            for real_line, fake_line in zip(real_lines[-4:-1], fake_lines[-4:-1], strict=True):
                 assert is_within(shape(fake_line), shape(real_line)) == []
             assert set(real_lines[-1]) == set(fake_lines[-1])
         second.close()
