@@ -171,9 +171,9 @@ class Stage:
         self._lock = threading.Lock()
 
     def play(self, fault: Fault, rounds: int) -> list[Round]:
-        """At least so many takeovers, spread over the contests.
+        """Play at least ``rounds`` takeovers, spread over the contests.
 
-        Raises TimeoutError when nobody takes over, RuntimeError when a round is not a fair one.
+        Raises TimeoutError if no pod takes over, RuntimeError if a round is not a fair one.
         """
         if fault is Fault.PLANNED:
             return self._deletions(rounds)

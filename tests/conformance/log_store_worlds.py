@@ -288,7 +288,7 @@ class ClusterWorld:
 
     def restart(self, keep: int | None = None) -> None:
         self.primary.restart(keep_bytes=keep)
-        self.cluster.wait_complete()  # a restarted primary serves nobody for two seconds
+        self.cluster.wait_complete()  # a restarted primary refuses calls for two seconds
 
     def go_away(self) -> None:
         self._away = self.primary

@@ -187,7 +187,7 @@ def test_replicas_take_over_without_votes_when_most_primaries_are_lost_together(
 ) -> None:
     """One of them is lost with its volume, the other one hangs on a node that is cut off, and wakes at the end.
 
-    The replicas restart, too, and lack the newest messages: nobody elects them, and the operator decides.
+    The replicas restart, too, and lack the newest messages. No primary votes for them, and the operator decides.
     """
     with staged(tmp_path) as stage:
         world = stage.world

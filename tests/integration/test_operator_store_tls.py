@@ -36,7 +36,7 @@ def issue(world: World) -> None:
 
 @contextmanager
 def formed(directory: Path, *, has_tls: bool) -> Iterator[World]:
-    """A cluster with data, and nobody who operates it."""
+    """A cluster with data, without an operator."""
     world = World(directory, kind="redis7", has_tls=has_tls)
     try:
         issue(world)

@@ -380,9 +380,9 @@ async def is_served(store: LogStore, bucket: int) -> bool:
 async def adopt_restored(bucket: int, *, anchor: Anchor) -> Forced:
     """Note in the anchor that the bucket's data is about to be restored from an older copy.
 
-    Only while its store is down (``is_served``). Its next owner lets no earlier epoch resume, and states a range at risk for each log. An owner that lives loses the bucket, and
-    still reports what it knows to be missing. Raises Undecided or Unavailable if the anchor is unavailable; calling it again
-    is safe.
+    The caller calls it only while the bucket's store is down (``is_served``). The next owner lets no earlier epoch resume, and
+    states a range at risk for each log. A living owner loses the bucket, and still reports what it knows to be missing.
+    Raises Undecided or Unavailable if the anchor is unavailable. Calling it again is safe.
     """
     for _ in range(FORCE_ATTEMPTS_MAX):
         current = await anchor.read(bucket)

@@ -379,8 +379,8 @@ class LogStore(Protocol):
     ) -> Outcome:
         """Note in the bucket's record that the dataset has this identity, before the anchor registers it.
 
-        ``registered`` is the generation that the registration is about to get. ``lacks``: note it as ``Unit.lacks``, too. REFENCE: the dataset has another
-        identity, or the bucket's record has another generation than ``observed``.
+        ``registered`` is the generation that the registration is about to get. ``lacks``: note it as ``Unit.lacks``, too.
+        REFENCE: the dataset has another identity, or the bucket's record has another generation than ``observed``.
         """
         ...
 

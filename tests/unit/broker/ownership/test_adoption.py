@@ -386,7 +386,7 @@ def test_a_copy_that_an_administrator_restored_is_older_than_everything_that_was
         assert found == Adopt(grants_known=False, is_older=True)
     taken = claim(record, copy, Adopt(grants_known=False, is_older=True))
     assert taken.known_since == taken.generation
-    assert not is_restored(taken), "it is told once"
+    assert not is_restored(taken), "the first owner notes the restore, and later ones read the note"
     assert min_ledger(taken) > record.last_ledger
 
 
