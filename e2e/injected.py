@@ -361,7 +361,7 @@ def _until_not_created(stage: Stage, words: str) -> None:
 def _until_reported(writers: Writers, words: str) -> None:
     until(
         lambda: any(words in each for each in writers.not_created()),
-        lambda: writers.not_created(),
+        writers.not_created,
     )
 
 

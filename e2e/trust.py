@@ -65,6 +65,9 @@ SAMPLE_SECONDS: Final = 1.0
 LINES: Final = 40
 """Acknowledgements before a fault, and after it."""
 
+FIRST_MESSAGE_SECONDS: Final = 75.0
+"""A transition gets its first message within a minute. A holder that resumed has none in the transition of its grant."""
+
 SETTLE_SECONDS: Final = 10.0
 """Shortest time of a measurement: a gap that has not begun is no gap."""
 
@@ -245,7 +248,14 @@ class Run:
                 self._wrote(casts, now_ms())
                 time.sleep(max(0.0, SETTLE_SECONDS - (time.monotonic() - began)))
             self.heard.catch_up(round(time.monotonic() - began) + 10)
-            until(lambda: all(self._shown(casts[kind], settled[kind].epoch) for kind in casts))
+            epochs = {kind: settled[kind].epoch for kind in casts}
+            late = time.monotonic() + FIRST_MESSAGE_SECONDS
+            until(
+                lambda: (
+                    time.monotonic() > late
+                    or all(self._shown(casts[kind], epochs[kind]) for kind in casts)
+                )
+            )
             answer = reports(stage, fault.kinds)
             for each in fault.kinds:
                 shift_ms = fault.broker_clock_seconds * 1000
