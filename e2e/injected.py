@@ -149,7 +149,7 @@ def hang_application(stage: Stage) -> None:
         stage.casts[SIDECAR].succeeded(former)
     finally:
         stage.api.patch(*where, usual)
-    stage.casts[SIDECAR].until_outcome(former, "Evicted", "CameBack")
+    stage.faults.thaw(former.pod)
 
 
 def fence_writers(stage: Stage) -> None:
@@ -339,8 +339,13 @@ def slow_webhook(stage: Stage) -> None:
 
 
 def expire_webhook(stage: Stage) -> None:
-    """The webhook's certificate has expired; pods come meanwhile."""
+    """The webhook's certificate has expired; pods come meanwhile.
+
+    The API server checks the certificates of new connections only, so the operators restart, too.
+    """
     with _expired(stage, f"{RELEASE}-webhook-tls", "operator"):
+        for pod in stage.installation.pods("operator"):
+            stage.faults.kill(pod, "operator")
         delete_writers(stage)
         _until_not_created(stage, "certificate has expired")
 
@@ -598,7 +603,9 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "webhook-late": Fault("webhook answers late, writer's pod deleted", slow_webhook, INJECTED),
     "webhook-expired": Fault(
-        "webhook's certificate expired, writer's pod deleted", expire_webhook, INJECTED
+        "webhook's certificate expired, operators restarted, writer's pod deleted",
+        expire_webhook,
+        INJECTED,
     ),
     "brokers-expired": Fault("brokers' certificate expired, writer killed", expire_brokers),
     "writer-ahead": Fault("clock of the writer a day ahead, writer killed", ahead(shift_writers)),

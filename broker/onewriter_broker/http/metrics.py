@@ -442,6 +442,16 @@ class Metrics:
             ),
         )
 
+    def clocks(self) -> Metric:
+        """Other brokers whose wall clocks differ from this broker's."""
+        return _gauges(
+            "clock_ahead_seconds",
+            "By how much the wall clock of another broker is ahead of this broker's; absent up to 5 s.",
+            ["member"],
+            # A broker that has just restarted may count as two processes.
+            {(name_of(each),): ms / 1000 for each, ms in self._clocks_ahead_ms().items()},
+        )
+
     def _process(self) -> Iterator[Metric]:
         clients, streams = self._clients, self.block_streams
         yield _gauge("block_streams", "Logs being read as blocks.", streams.open)
@@ -463,13 +473,7 @@ class Metrics:
             "0 until the broker has received its declarations.",
             int(clients.has_declarations),
         )
-        yield _gauges(
-            "clock_ahead_seconds",
-            "By how much the wall clock of another broker is ahead of this broker's; absent up to 5 s.",
-            ["member"],
-            # A broker that has just restarted may count as two processes.
-            {(name_of(each),): ms / 1000 for each, ms in self._clocks_ahead_ms().items()},
-        )
+        yield self.clocks()
         yield _gauge("connections", "Client connections.", len(clients.connections))
         yield _counter("connections_opened", "Client connections since the start.", clients.opened)
         yield _gauge(
