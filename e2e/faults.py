@@ -28,6 +28,9 @@ FIREWALL_SECONDS = 30
 CLOCK_FILE = "/dev/shm/onewriter-e2e-clock"  # noqa: S108 - a path within pods
 """The shift of a pod's wall clock; see clock.c."""
 
+SHIFT_SECONDS = 40
+"""Time limit for a process of the pod whose clock is shifted."""
+
 WEBHOOK_PORTS = "9443"
 """The port of the operator's pods that the API server calls."""
 
@@ -260,14 +263,17 @@ _IS_CHILD = 'echo $found | grep -qw "$(sed -n "s/^PPid:[[:space:]]*//p" /proc/$e
 
 
 def _shifting(pod: Json, seconds: int, *, is_needed: bool = True) -> str:
-    """Return a script that writes the shift of the pod's wall clock for each of its processes."""
+    """Return a script that writes the shift of the pod's wall clock into the memory that its containers share."""
     octal = "".join(f"\\{byte:03o}" for byte in struct.pack("=q", seconds))
     listed = f"found=$({_processes(_names_in_cgroups(pod))})"
     write = f"dd of=/proc/$each/root{CLOCK_FILE} conv=notrunc,nocreat status=none 2>/dev/null"
-    needed = 'test -n "$done"' if is_needed else "true"
+    done = f"for each in $found; do if printf '{octal}' | {write}; then exit 0; fi; done"
+    # A container that was killed starts again some time later. A pod that is gone has no process at all.
+    absent = "" if is_needed else 'test -n "$found" || exit 0; '
+    late = "test $(date +%s) -lt $end" + ("" if is_needed else " || exit 0")
     return (
-        f"{listed}; done=; for each in $found; do"
-        f" if printf '{octal}' | {write}; then done=1; fi; done; {needed}"
+        f"end=$(($(date +%s) + {SHIFT_SECONDS})); while :; do {listed}; {absent}{done};"
+        f" {late}; sleep {SAID_POLL_SECONDS}; done"
     )
 
 

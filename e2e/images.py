@@ -123,16 +123,16 @@ def _layer(python: str) -> bytes:
     return buffer.getvalue()
 
 
-def clock_library(scratch: Path) -> bytes:
+def clock_library(scratch: Path, source: Path = CLOCK_SOURCE) -> bytes:
     """Return the compiled ``clock.c``. Raises CannotBuild."""
     target = scratch / "clock.so"
     if shutil.which("gcc") is None:
         raise images.CannotBuild("packages: apt-get install -y gcc libc6-dev")
     options = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror"]
-    command = ["gcc", *options, "-o", str(target), str(CLOCK_SOURCE)]
+    command = ["gcc", *options, "-o", str(target), str(source)]
     done = commands.run(command, seconds=COMPILE_SECONDS)
     if done.returncode != 0:
-        raise images.CannotBuild(f"{CLOCK_SOURCE}: {done.stderr}")
+        raise images.CannotBuild(f"{source}: {done.stderr}")
     return target.read_bytes()
 
 

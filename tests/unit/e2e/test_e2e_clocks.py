@@ -32,16 +32,13 @@ print(round(time.monotonic() - monotonic))
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 @pytest.mark.parametrize("seconds", [0, DAY_SECONDS, -DAY_SECONDS])
-def test_the_wall_clock_of_a_process_is_shifted(
-    tmp_path: Path, seconds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wall_clock_of_a_process_is_shifted(tmp_path: Path, seconds: int) -> None:
     clock_file = tmp_path / "clock"  # one in this machine's /dev/shm would shift other tests
     source = CLOCK_SOURCE.read_text()
     assert source.count(CLOCK_FILE) == 1
     elsewhere = tmp_path / "clock.c"
     elsewhere.write_text(source.replace(CLOCK_FILE, str(clock_file)))
-    monkeypatch.setattr("e2e.images.CLOCK_SOURCE", elsewhere)
-    clock_library(tmp_path)
+    clock_library(tmp_path, elsewhere)
     clock_file.write_bytes(struct.pack("=q", seconds))
     environment = {"LD_PRELOAD": str(tmp_path / "clock.so")}
     done = subprocess.run(
