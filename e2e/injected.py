@@ -523,6 +523,7 @@ class Fault:
 
     ``kinds``: the topics that it concerns. ``writer``, ``broker``: whether the writers, and the broker of the topics, must
     run on the node that can be lost (True), on another one (False), or anywhere (None). ``is_served``: see Outage.
+    ``has_operator``: False if none is there that could report the outage in the conditions.
     ``broker_clock_seconds``: by how much the clock of the topics' broker is shifted, and with it the times that it reports.
     """
 
@@ -535,6 +536,7 @@ class Fault:
         writer: bool | None = None,
         broker: bool | None = None,
         is_served: bool = False,
+        has_operator: bool = True,
         broker_clock_seconds: int = 0,
     ) -> None:
         self.title = title
@@ -543,6 +545,7 @@ class Fault:
         self.writer = writer
         self.broker = broker
         self.is_served = is_served
+        self.has_operator = has_operator
         self.broker_clock_seconds = broker_clock_seconds
 
 
@@ -661,7 +664,9 @@ FAULTS: Final[dict[str, Fault]] = {
     "node-drained": Fault(
         "node of writer and broker drained", drain_node, writer=True, broker=True
     ),
-    "reinstalled": Fault("`helm uninstall`, and `helm install` after 15 s", reinstall),
+    "reinstalled": Fault(
+        "`helm uninstall`, and `helm install` after 15 s", reinstall, has_operator=False
+    ),
     "volume-lost": Fault("volume of the store lost, then adopted", lose_volume, is_served=True),
 }
 """The faults by name, in the order of the table. The loss of the volume is the last one: it loses all messages."""

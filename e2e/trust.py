@@ -271,7 +271,7 @@ class Run:
                     began_ms,
                     self.heard.of(casts[kind].name, since_ms=began_ms - 10_000),
                     answer[kind],
-                    samples[kind],
+                    samples[kind] if fault.has_operator else (),
                     fault.is_served,
                     self._outcome(casts[kind], stage.formers[kind], began_ms),
                 )
