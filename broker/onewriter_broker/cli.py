@@ -27,6 +27,7 @@ from onewriter_broker.local.embedded import (
     EmbeddedStore,
     half_of_memory,
 )
+from onewriter_broker.local.ports import refuse_ports_in_use
 from onewriter_broker.local.supervisor import ChildSpec, Supervisor, broker_child
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
@@ -250,6 +251,7 @@ async def _run(
         settings.data_dir,
         children,
         server=embedded,
+        before_start=lambda: refuse_ports_in_use(each),
         frozen_seconds=settings.frozen_after_seconds,
         stuck_seconds=settings.stuck_after_seconds,
     )
