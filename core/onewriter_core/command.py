@@ -159,7 +159,7 @@ def onewriter() -> None:
     """Topics that have one writer at a time, provably.
 
     `onewriter COMMAND --help` explains a command. Exit codes: 0 done, 1 a definite no,
-    2 wrong settings or usage, 3 not known (ask again).
+    2 wrong settings or usage, 3 unknown (retry).
     """
 
 
