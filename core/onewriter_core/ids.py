@@ -23,8 +23,9 @@ NUMBER_MAX = 2**53 - 1
 TOPIC_NAME_LENGTH_MAX = 512
 """The maximum length in bytes of a topic's full name, without the suffix of a partition."""
 
-NAMES_PARSED_MAX = 4096
-"""Parsed names that are kept: a broker gets each name several times within a short time."""
+NAMES_PARSED_MAX = 32_768
+"""Parsed names that are kept, each in about 0.4 KiB: a broker that takes over gets the names of all topics of the lost one
+several times within a short time."""
 
 PARTITION_SUFFIX = "-partition-"
 _PARTITION = re.compile(r"(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,4})")
