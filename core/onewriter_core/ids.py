@@ -107,6 +107,8 @@ class TopicName:
     domain: str = "persistent"
     _text: str = field(default="", init=False, repr=False, compare=False)
     """The full name, after it was asked for once."""
+    _number: int = field(default=-1, init=False, repr=False, compare=False)
+    """What the bucket is computed from, after it was asked for once."""
 
     @classmethod
     def parse(cls, text: str, *, is_stored: bool = False) -> TopicName:
@@ -202,15 +204,23 @@ def bucket_of(topic: TopicName, buckets: int) -> int:
     the local name is in braces, only this part is hashed: ``{orders}-audit`` is in the bucket of ``orders``, so that
     one script can write to one topic under the guard of the other.
     """
-    base = topic.base
-    if "{" in base.local and (tag := _HASH_TAG.search(base.local)):
-        base = replace(base, local=tag[1])
-    return bucket_without_tags(base, buckets)
+    number = topic._number  # noqa: SLF001 - the part of the name that this function keeps
+    if number < 0:
+        base = topic.base
+        if "{" in base.local and (tag := _HASH_TAG.search(base.local)):
+            base = replace(base, local=tag[1])
+        number = _checksum(base)
+        object.__setattr__(topic, "_number", number)
+    return number % buckets
 
 
 def bucket_without_tags(topic: TopicName, buckets: int) -> int:
     """The bucket of a topic's plain name, as in versions without hash tags."""
-    return zlib.crc32(str(topic.base).encode()) % buckets
+    return _checksum(topic.base) % buckets
+
+
+def _checksum(base: TopicName) -> int:
+    return zlib.crc32(str(base).encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,10 +173,11 @@ class BucketOwnership:
 
     def is_in_doubt(self, bucket: int) -> bool:
         """Whether the heartbeat of the bucket's owner is late, so that it may be dead although ``owner_of`` names it."""
-        if bucket in self._held or self._live_view() is None:
+        if bucket in self._held:
             return False
         _, known = self._records.get(bucket, (0.0, None))
-        return known is not None and self._is_late(name_of(known.record.owner))
+        is_late = known is not None and self._is_late(name_of(known.record.owner))
+        return is_late and self._live_view() is not None
 
     def other_owners(self) -> set[Addresses]:
         """The addresses of the other brokers that own buckets by the records that were read last."""

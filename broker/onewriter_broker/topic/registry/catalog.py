@@ -215,6 +215,11 @@ def _namespace_of(base: str) -> str:
     return "/".join(base.partition("://")[2].split("/", 2)[:2])
 
 
+def _existing(present: CatalogEntry | None) -> CatalogEntry | None:
+    """The entry, unless the topic was deleted."""
+    return None if present is None or present.is_deleted else present
+
+
 def existing(known: CatalogEntry | None) -> CatalogEntry:
     """The entry of a topic that is served. Raises Unavailable if the topic was deleted meanwhile."""
     if known is None:
@@ -390,8 +395,7 @@ class Catalogs:
     async def entry(self, base: TopicName, binding: Binding | None) -> CatalogEntry | None:
         """A topic's entry. None: the topic does not exist or was deleted. Raises Undecided."""
         entries = await self.bucket(bucket_of(base, self.buckets), binding)
-        found = entries.get(str(base))
-        return None if found is None or found.is_deleted else found
+        return _existing(entries.get(str(base)))
 
     async def change(
         self,
@@ -410,33 +414,49 @@ class Catalogs:
         answer, it raises Undecided or is cancelled, and the entry may have changed. The next read or change of
         the entry then finds one of the two results, which is final.
         """
-        bucket = bucket_of(base, self.buckets)
-        async with self._changing.setdefault(base, asyncio.Lock()):
-            present = (await self.bucket(bucket, binding)).get(str(base))
-            known = None if present is None or present.is_deleted else present
+        copy = self._copy(binding)
+        if copy.entries is not None and base not in self._changing:
+            # Nothing waits before the lock is taken: no other call has it, so it is free.
+            present = copy.entries.get(str(base))
+            known = _existing(present)
             entry = change(known)
             if entry is known:
                 return entry
-            if known is None:
-                _check_new(base)
-            if present is None:
-                await self._check_not_elsewhere(base)
-            outcome = None
-            try:
-                outcome = await self._store.set_catalog(binding, {str(base): entry.encode()})
-            finally:
-                if outcome is not Outcome.DONE:
-                    self.forget(bucket)
+            async with self._changing.setdefault(base, asyncio.Lock()):
+                return await self._store_entry(binding, base, present, entry)
+        async with self._changing.setdefault(base, asyncio.Lock()):
+            present = (await self.bucket(binding.bucket, binding)).get(str(base))
+            known = _existing(present)
+            entry = change(known)
+            if entry is known:
+                return entry
+            return await self._store_entry(binding, base, present, entry)
+
+    async def _store_entry(
+        self, binding: Binding, base: TopicName, present: CatalogEntry | None, entry: CatalogEntry
+    ) -> CatalogEntry:
+        """Store a changed entry. The caller has the lock of the topic. Raises as ``change``."""
+        bucket = binding.bucket
+        if _existing(present) is None:
+            _check_new(base)
+        if present is None:
+            await self._check_not_elsewhere(base)
+        outcome = None
+        try:
+            outcome = await self._store.set_catalog(binding, {str(base): entry.encode()})
+        finally:
             if outcome is not Outcome.DONE:
-                raise Unavailable(
-                    f"this broker no longer owns bucket {bucket} ({outcome.value}); retry"
-                )
-            entries = self._copy(binding).entries
-            if entries is None:  # forgotten meanwhile: a read in progress may not have this change
                 self.forget(bucket)
-            else:
-                self._copy(binding).put(str(base), entry, entries)
-            return entry
+        if outcome is not Outcome.DONE:
+            raise Unavailable(
+                f"this broker no longer owns bucket {bucket} ({outcome.value}); retry"
+            )
+        entries = self._copy(binding).entries
+        if entries is None:  # forgotten meanwhile: a read in progress may not have this change
+            self.forget(bucket)
+        else:
+            self._copy(binding).put(str(base), entry, entries)
+        return entry
 
     async def _check_not_elsewhere(self, base: TopicName) -> None:
         """Raise Refused for a topic that a version without hash tags placed elsewhere.
