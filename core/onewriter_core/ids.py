@@ -128,13 +128,13 @@ class TopicName:
                 rest = f"public/default/{rest}"
         parts = rest.split("/", 2)
         if domain not in {"persistent", "non-persistent"} or len(parts) != 3:
-            raise InvalidTopicName(f"not a topic name: {text[:200]!r}")
+            raise _invalid(text)
         tenant, namespace, local = sys.intern(parts[0]), sys.intern(parts[1]), parts[2]
         if (
             not (_PART.fullmatch(tenant) and _PART.fullmatch(namespace) and local)
             or "\x00" in local
         ):
-            raise InvalidTopicName(f"not a topic name: {text[:200]!r}")
+            raise _invalid(text)
         domain = sys.intern(domain)
         match = _PARTITION.fullmatch(local)
         if match is None:
@@ -187,6 +187,12 @@ class TopicName:
             text = f"{self.domain}://{self.tenant}/{self.namespace}/{self.local_name}"
             object.__setattr__(self, "_text", text)
         return text
+
+
+def _invalid(text: str) -> InvalidTopicName:
+    return InvalidTopicName(
+        f"not a topic name: {text[:200]!r} (NAME, TENANT/NAMESPACE/NAME, or persistent://TENANT/NAMESPACE/NAME)"
+    )
 
 
 @lru_cache(NAMES_PARSED_MAX)
