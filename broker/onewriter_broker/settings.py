@@ -237,8 +237,12 @@ class Settings(BaseSettings):
     # Limits
     message_bytes_max: int = Field(5 * 1024 * 1024, gt=0, description="largest entry, in bytes")
     connections_max: int = Field(20_000, gt=0, description="client connections of one broker")
-    producers_per_connection_max: int = Field(50_000, gt=0)
-    consumers_per_connection_max: int = Field(50_000, gt=0)
+    producers_per_connection_max: int = Field(
+        50_000, gt=0, description="producers of one connection"
+    )
+    consumers_per_connection_max: int = Field(
+        50_000, gt=0, description="consumers of one connection"
+    )
     topics_max: int = Field(200_000, gt=0, description="topics loaded by one broker")
     quota_connections_per_subject: int = Field(
         10_000,
@@ -308,7 +312,7 @@ class Settings(BaseSettings):
     pending_bytes_per_connection_max: int = Field(
         16 * 1024 * 1024,
         gt=0,
-        description="bytes of a connection without a receipt; at the limit it is not read",
+        description="bytes of messages without a receipt, of one connection; at the limit the broker stops reading the connection",
     )
     pending_bytes_max: int = Field(
         256 * 1024 * 1024, gt=0, description="the same for all connections together"
@@ -316,7 +320,7 @@ class Settings(BaseSettings):
     outgoing_bytes_per_connection_max: int = Field(
         1024 * 1024,
         gt=0,
-        description="unsent bytes of a connection; at the limit nothing is dispatched to it",
+        description="unsent bytes of a connection; at the limit the broker sends it no more messages",
     )
     tail_bytes_per_log: int = Field(
         2 * 1024 * 1024, gt=0, description="newest blocks of a log kept in memory, in bytes"

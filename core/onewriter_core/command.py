@@ -25,7 +25,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from onewriter_core.errors import ConfigurationError, OnewriterError, Refused
+from onewriter_core.errors import ConfigurationError, OnewriterError, Refused, install_command
 
 ENTRY_POINT_GROUP: Final = "onewriter.commands"
 DISTRIBUTION: Final = "onewriter"
@@ -107,8 +107,8 @@ def _load(entry_point: metadata.EntryPoint) -> click.Command:
         missing = error.name or "?"
         if package in _EXTRAS and missing.partition(".")[0] != package:
             raise VerbUnavailable(
-                f"{entry_point.name} needs more than is installed (no module {missing}): "
-                f"pip install '{DISTRIBUTION}[{_EXTRAS[package]}]'"
+                f"{entry_point.name} needs more than is installed (no module {missing}): run "
+                f"{install_command(_EXTRAS[package])}"
             ) from error
         raise VerbUnavailable(
             f"{entry_point.name} cannot start: there is no module {missing}"
@@ -159,7 +159,7 @@ def onewriter() -> None:
     """Topics that have one writer at a time, provably.
 
     `onewriter COMMAND --help` explains a command. Exit codes: 0 done, 1 a definite no,
-    2 wrong settings or usage, 3 not known (ask again).
+    2 wrong settings or usage, 3 unknown (retry).
     """
 
 

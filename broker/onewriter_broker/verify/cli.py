@@ -72,7 +72,7 @@ def verify_command(
     messages were acknowledged, what was read) is not checked here: docs/invariants.md.
     """
     if everything == (topic is not None):
-        raise click.UsageError("name a topic, or say --all")
+        raise click.UsageError("name a TOPIC, or use --all")
     configure_logging(level=logging.WARNING)
     name = None if topic is None else _topic_name(topic)
     settings = _settings(data_dir, redis_url, buckets)

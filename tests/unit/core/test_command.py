@@ -104,7 +104,7 @@ def test_help_lists_every_verb_with_what_it_does_or_lacks(
         assert run("up", "--port", "1") == command.EXIT_USAGE
         assert capsys.readouterr().err == (
             "onewriter: up needs more than is installed (no module missing_library): "
-            "pip install 'onewriter[broker]'\n"
+            "run pip install '.[broker]' in a checkout of onewriter\n"
         )
     finally:
         for name in [name for name in sys.modules if "onewriter_broker" in name]:
