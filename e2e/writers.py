@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from e2e import log
 from e2e.faults import Faults
 from e2e.installation import Installation, is_ready
+from tests.violation import require
 
 Json = dict[str, Any]
 Found = TypeVar("Found")
@@ -18,6 +19,9 @@ WAIT_SECONDS = 300.0
 """Time limit of every wait, on a busy machine with two cores."""
 
 POLL_SECONDS = 0.2
+
+SHOWN_MAX = 5
+"""How many lines of a log an error names."""
 
 SPREAD_ATTEMPTS_MAX = 5
 """How often a waiting pod is deleted so that the next one is scheduled on another node."""
@@ -297,7 +301,7 @@ class Writers:
         return len(self._installation.logs(self.topic)[self.topic].lines)
 
     def check(self, stored: log.Stored, tally: log.Tally) -> None:
-        """Check that no line is stale, lost or duplicate, and that ``onewriter verify`` succeeds."""
+        """Check that no line is stale, lost or duplicate, and that ``onewriter verify`` succeeds. Raises Violation."""
         lines, acknowledged = stored.lines, self.acknowledged
         stale = log.stale(lines)
         tally.topics += 1
@@ -306,10 +310,11 @@ class Writers:
         tally.acknowledged += len(acknowledged)
         tally.refused += self.refusals
         tally.stale += len(stale)
-        assert stale == [], "lines of deposed writers stand in the log"
-        assert log.holes(lines) == [], "a line is missing, or stands twice"
-        assert log.lost(lines, acknowledged) == [], "acknowledged lines are not in the log"
-        assert stored.verdict["holds"], stored.verdict
+        holes, lost = log.holes(lines), log.lost(lines, acknowledged)
+        require(not stale, f"lines of deposed writers are in the log: {stale[:SHOWN_MAX]}")
+        require(not holes, f"a line is missing, or in the log twice: {holes[:SHOWN_MAX]}")
+        require(not lost, f"acknowledged lines are not in the log: {lost[:SHOWN_MAX]}")
+        require(stored.verdict["holds"], f"onewriter verify: {stored.verdict}")
 
 
 def _in_short(pod: Json) -> str:

@@ -4,8 +4,9 @@
 
 The output of each tier goes to ``build/test-logs/TIER.log``; of a tier that fails, its end is printed. A tier that
 cannot run makes the whole run fail and says how to get what it needs. The summary names everything that was not
-run, with the command for it, and ends with the failed tests. Nothing is run twice, and no test fails because it was
-slow.
+run, with the command for it, and ends with the failed tests. No test fails because it was slow. In tiers of real
+processes, up to ``REPEATED_TESTS_MAX`` failed tests are repeated once, unless one found a broken promise. If they pass,
+the summary names them as unstable.
 """
 
 from __future__ import annotations
@@ -35,11 +36,18 @@ from tests import tiers  # noqa: E402  (after the line above)
 from tests.cluster import binaries, lab  # noqa: E402
 from tests.progress import VARIABLE, Counts, counts_of  # noqa: E402
 from tests.tiers import Command, Tier  # noqa: E402
+from tests.violation import NAME as VIOLATION  # noqa: E402
 
 LOGS = ROOT / "build" / "test-logs"
 LOG_LINES_SHOWN = 150
 FAILURE_LINES_SHOWN = 40
 """How many failures the end of the summary names, one in a line: a service may keep only the end of the output."""
+
+REPEATED_TESTS_MAX = 3
+"""How many failed tests of a tier are repeated; more failures have a common cause."""
+
+TESTS_FAILED = 1
+"""The exit code of pytest if tests failed and nothing else did."""
 
 REFRESH_SECONDS = 1.0
 QUIET_SECONDS = 60.0
@@ -48,13 +56,17 @@ QUIET_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Run:
-    """One tier as it runs. ``failure`` says why it failed; empty while it has not."""
+    """One tier as it runs. ``failures`` says why it failed; empty while it has not.
+
+    ``unstable`` has the tests that failed and then passed when repeated, with the reason of the failure.
+    """
 
     tier: Tier
     steps_done: int = 0
     started_at: float = 0.0
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
+    unstable: dict[str, str] = field(default_factory=dict)
     is_over: bool = False
     root: Path = ROOT
     """The directory in which the tier's commands run."""
@@ -67,6 +79,10 @@ class Run:
     @property
     def progress(self) -> Path:
         return self.logs / f"{self.tier.name}.progress"
+
+    @property
+    def progress_of_repetition(self) -> Path:
+        return self.logs / f"{self.tier.name}.repeated.progress"
 
     def counts(self) -> Counts:
         return counts_of(self.progress.read_text()) if self.progress.exists() else Counts()
@@ -142,7 +158,9 @@ def run_tier(run: Run) -> None:
     run.failures += [f"cannot run, missing {what}" for what in missing]
     if not missing:
         for command in run.tier.commands:
-            code = execute(command, run)
+            code = execute(command, run, run.progress)
+            if code == TESTS_FAILED and may_repeat(run):
+                code = repeat(command, run)
             if code != 0:
                 run.failures.append(f"{shlex.join(shorten(command))} ended with exit code {code}")
             run.steps_done += 1
@@ -150,10 +168,35 @@ def run_tier(run: Run) -> None:
     run.is_over = True
 
 
-def execute(command: Command, run: Run) -> int:
-    environment = {**os.environ, **run.tier.environment, VARIABLE: str(run.progress)}
+def may_repeat(run: Run) -> bool:
+    """Whether what failed may have failed by chance: a few tests with real processes, and no broken promise."""
+    counts = run.counts()
+    return (
+        run.tier.is_repeatable
+        and 0 < counts.failed <= REPEATED_TESTS_MAX
+        and counts.failed == len(counts.failures)
+        and not counts.running
+        and not any(VIOLATION in reason for reason in counts.failures.values())
+    )
+
+
+def repeat(command: Command, run: Run) -> int:
+    """Run the failed tests of a command once more, and note them as unstable if all of them pass."""
+    failures = run.counts().failures
+    code = execute((*command, "--last-failed"), run, run.progress_of_repetition)
+    again = counts_of(run.progress_of_repetition.read_text())
+    if code == 0 and again.passed == len(failures):
+        run.unstable |= failures
+        return 0
+    return code or TESTS_FAILED
+
+
+def execute(command: Command, run: Run, progress: Path) -> int:
+    environment = {**os.environ, **run.tier.environment, VARIABLE: str(progress)}
     if command[1:3] == ("-m", "pytest"):
-        command = (*command, "-p", "tests.progress")
+        # Tiers run side by side: each remembers its own failed tests.
+        own_cache = ("-o", f"cache_dir={run.logs / f'{run.tier.name}.cache'}")
+        command = (*command, "-p", "tests.progress", *own_cache)
     with run.log.open("ab") as log:
         log.write(f"== {shlex.join(shorten(command))}\n".encode())
         log.flush()
@@ -220,6 +263,7 @@ def run_tiers(chosen: Sequence[Tier], console: Console) -> list[Run]:
     for run in runs:  # those of other tiers may belong to a run beside this one
         run.log.unlink(missing_ok=True)
         run.progress.unlink(missing_ok=True)
+        run.progress_of_repetition.unlink(missing_ok=True)
     with showing(runs, console):
         run_all(runs)
     return runs
@@ -282,7 +326,7 @@ def show_summary(runs: Sequence[Run], console: Console, seconds: float) -> None:
     step("summary")
     console.print(progress_table(runs))
     print(total_line(runs, seconds))
-    print("\n".join(failure_lines(runs)), flush=True)
+    print("\n".join([*unstable_lines(runs), *failure_lines(runs)]), flush=True)
 
 
 def not_run(runs: Sequence[Run]) -> Iterator[str]:
@@ -299,6 +343,15 @@ def not_run(runs: Sequence[Run]) -> Iterator[str]:
         yield f"{what}: {command}"
 
 
+def unstable_lines(runs: Iterable[Run]) -> list[str]:
+    """Each test that failed and passed when it was repeated, with the reason of the failure."""
+    return [
+        f"UNSTABLE {run.tier.name}: {test}: {reason}"
+        for run in runs
+        for test, reason in run.unstable.items()
+    ]
+
+
 def failure_lines(runs: Iterable[Run]) -> list[str]:
     """What failed: each test with the first line of its reason, and each command. At most ``FAILURE_LINES_SHOWN``."""
     lines: list[str] = []
@@ -309,7 +362,10 @@ def failure_lines(runs: Iterable[Run]) -> list[str]:
         place = run.logs.relative_to(run.root)
         counts = run.counts()
         name = f"FAILED {run.tier.name}"
-        lines += [f"{name}: {test}: {reason}" for test, reason in counts.failures.items()]
+        failed = {
+            test: reason for test, reason in counts.failures.items() if test not in run.unstable
+        }
+        lines += [f"{name}: {test}: {reason}" for test, reason in failed.items()]
         if run.failures:
             lines += [f"{name}: {test}: pytest ended while it ran" for test in counts.running]
         not_named += counts.failed - len(counts.failures)
@@ -322,13 +378,16 @@ def failure_lines(runs: Iterable[Run]) -> list[str]:
 
 def total_line(runs: Iterable[Run], seconds: float) -> str:
     """One line for all: tests, and commands that are no tests, each counted once, and the wall time."""
-    passed = failed = skipped = 0
+    passed = failed = skipped = unstable = 0
     for run in runs:
         counts = run.counts()
         passed += counts.passed if counts.total else run.steps_done - len(run.failures)
-        failed += counts.failed if counts.total else len(run.failures)
+        failed += counts.failed - len(run.unstable) if counts.total else len(run.failures)
+        unstable += len(run.unstable)
         skipped += sum(counts.skipped.values())
-    return f"{max(passed, 0)} passed, {failed} failed, {skipped} skipped in {minutes(seconds)}"
+    repeated = f", {unstable} unstable (passed when repeated)" if unstable else ""
+    counted = f"{max(passed, 0)} passed, {failed} failed, {skipped} skipped"
+    return f"{counted}{repeated} in {minutes(seconds)}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -127,13 +127,20 @@ def test_counts_of_the_processes_that_wrote_to_one_file_are_added() -> None:
     assert counts_of(text) == Counts(5, 4, 1, 0, {"x": 3}, {"a": "why"}, ["b"])
 
 
-def run_of(folder: Path, monkeypatch: pytest.MonkeyPatch, tests: str, *options: str) -> run.Run:
+def run_of(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tests: str,
+    *options: str,
+    is_repeatable: bool = False,
+) -> run.Run:
     """Run these tests as a tier of their own."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # which saves most of a start
     (folder / "test_some.py").write_text(tests)
     command = (sys.executable, "-m", "pytest", "-q", "-p", "pytest_timeout", *options)
-    started = run.Run(Tier("some", "", (command,), budget_seconds=1), root=folder, logs=folder)
+    tier = Tier("some", "", (command,), budget_seconds=1, is_repeatable=is_repeatable)
+    started = run.Run(tier, root=folder, logs=folder)
     run.run_tier(started)
     return started
 
@@ -203,6 +210,84 @@ def test_a_test_that_no_exception_ends_is_named_and_its_stack_printed(
     log = some.log.read_text()
     assert "in test_hangs" in log
     assert some.counts().done == (2 if workers else 0)  # a new worker takes the next test
+
+
+FAILS_ONCE = """
+from pathlib import Path
+
+from tests.violation import Violation
+
+def fails_once(name, error):
+    if not Path(name).exists():
+        Path(name).touch()
+        raise error
+
+def test_first():
+    fails_once("first", AssertionError("too early"))
+
+def test_second():
+    pass
+"""
+
+VIOLATES_ONCE = """
+def test_third():
+    fails_once("third", Violation("a line is missing"))
+"""
+
+FAILS_AGAIN = """
+def test_fourth():
+    assert False, "always"
+"""
+
+FOUR_FAIL_ONCE = "".join(
+    f"""
+def test_more_{number}():
+    fails_once("more-{number}", AssertionError("all of them"))
+"""
+    for number in range(run.REPEATED_TESTS_MAX)
+)
+
+
+def test_a_test_that_passes_when_repeated_is_named_as_unstable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = run_of(tmp_path, monkeypatch, FAILS_ONCE, is_repeatable=True)
+    assert some.failures == []
+    assert run.failure_lines([some]) == []
+    (line,) = run.unstable_lines([some])
+    assert line == "UNSTABLE some: test_some.py::test_first: AssertionError: too early"
+    assert run.total_line([some], 5.0) == (
+        "1 passed, 0 failed, 0 skipped, 1 unstable (passed when repeated) in 0:05"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "is_repeatable", "failed"),
+    [
+        ("", False, 1),
+        (VIOLATES_ONCE, True, 2),
+        (FAILS_AGAIN, True, 2),
+        (FOUR_FAIL_ONCE, True, run.REPEATED_TESTS_MAX + 1),
+    ],
+    ids=["tier", "broken promise", "fails again", "too many"],
+)
+def test_nothing_else_is_forgiven(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: str,
+    is_repeatable: bool,
+    failed: int,
+) -> None:
+    some = run_of(tmp_path, monkeypatch, FAILS_ONCE + more, is_repeatable=is_repeatable)
+    assert some.unstable == {}
+    assert len(run.failure_lines([some])) == failed + 1  # and the command
+    assert f"{failed} failed" in run.total_line([some], 5.0)
+
+
+def test_only_tiers_of_real_processes_are_repeatable() -> None:
+    """A test of a model, of decisions or of an attack fails for a reason in the project."""
+    repeatable = {tier.name for tier in TIERS if tier.is_repeatable}
+    assert repeatable == {"integration", "integration-full", "cluster", "nodes", "e2e"}
 
 
 def test_the_failures_that_are_named_are_bounded(tmp_path: Path) -> None:

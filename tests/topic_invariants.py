@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import assert_never
 
+from tests.violation import Violation
+
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.effects import Answer, Close, Effect, Fence, Grant, Probe, Queue, Reject
 from onewriter_core.topic.events import (
@@ -50,10 +52,6 @@ from onewriter_core.topic.model import (
     Vacant,
 )
 from onewriter_core.topic.waiters import in_order
-
-
-class Violation(AssertionError):
-    """A predicate does not hold. The text names it, and says what was expected and what was found."""
 
 
 def check(topic: Topic) -> None:

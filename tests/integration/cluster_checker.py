@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.integration.continuous_writer import StoredTopic
 from tests.integration.recorded_writer import Records
+from tests.violation import require
 
 from onewriter_core.ids import Position
 
@@ -72,6 +73,12 @@ def violations(outcome: Outcome) -> list[str]:
         *_losses(outcome),
     ]
     return [f"{outcome.topic}: {text}" for text in found]
+
+
+def judge(outcome: Outcome) -> None:
+    """Raise Violation if the outcome breaks a promise."""
+    found = violations(outcome)
+    require(not found, "; ".join(found))
 
 
 def parts(value: bytes) -> tuple[str, int, int]:

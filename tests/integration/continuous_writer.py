@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, RefusedByBroker, eventually
+from tests.violation import require
 
 from onewriter_broker.log.store.api import Block, Marker
 from onewriter_broker.log.store.redis.primary import RedisSettings
@@ -277,20 +278,21 @@ def check(
     """
     positions = [position for position, _ in stored.entries]
     values = [value for _, value in stored.entries]
-    assert positions == sorted(set(positions)), "an entry was appended below another"
-    assert len(set(values)) == len(values), "a value stands twice"
+    require(positions == sorted(set(positions)), "an entry was appended below another")
+    require(len(set(values)) == len(values), "a value stands twice")
     numbers = [int(value.rpartition(b"/")[2]) for value in values]
-    assert numbers == sorted(numbers), "values changed places"
-    assert writer.epochs == sorted(set(writer.epochs)), f"epochs went back: {writer.epochs}"
+    require(numbers == sorted(numbers), "values changed places")
+    require(writer.epochs == sorted(set(writer.epochs)), f"epochs went back: {writer.epochs}")
     epochs = [epoch for _, epoch in sorted(stored.epochs.items())]
-    assert epochs == sorted(epochs), f"epochs in the log went back: {stored.epochs}"
-    assert all(epoch <= ledger for ledger, epoch in stored.epochs.items())
+    require(epochs == sorted(epochs), f"epochs in the log went back: {stored.epochs}")
+    ahead = {ledger: epoch for ledger, epoch in stored.epochs.items() if epoch > ledger}
+    require(not ahead, f"ledgers with a later epoch: {ahead}")
     there = dict(stored.entries)
     missing = [(p, v) for v, p in writer.acked.items() if there.get(p) != v]
     silent = [(p, v) for p, v in missing if not any(a < p <= last for a, last in lost)]
-    assert not silent, f"{len(silent)} acknowledged values lost silently: {silent[:3]}; {lost}"
+    require(not silent, f"{len(silent)} acknowledged values lost silently: {silent[:3]}; {lost}")
     announced = [p for p in positions if any(after < p <= last for after, last in lost)]
-    assert not announced, f"reported lost, but there: {announced[:3]}"
+    require(not announced, f"reported lost, but there: {announced[:3]}")
     back = {v for _, v in missing} & set(values)
-    assert not back, f"acknowledged there, standing elsewhere: {sorted(back)[:3]}"
+    require(not back, f"acknowledged there, standing elsewhere: {sorted(back)[:3]}")
     return len(missing)

@@ -17,6 +17,7 @@ from tests.integration.cluster_checker import SILENT, violations
 from tests.integration.cluster_plans import Plan, combinations, plan
 from tests.integration.cluster_rounds import Round, manifests_of
 from tests.integration.linked_cluster import KEYS, World, running_world
+from tests.violation import Violation
 
 from onewriter_core.ids import TopicName
 from onewriter_core.log_format.field_names import PAYLOAD
@@ -56,7 +57,9 @@ def played(
     seen["lost and reported"] += sum(len(outcome.missing) for outcome in outcomes)
     seen["range at risk"] += sum(len(outcome.reports.at_risk) for outcome in outcomes)
     found = [text for outcome in outcomes for text in violations(outcome)]
-    return found or (undetected(world, current) if is_last else [])
+    found = found or (undetected(world, current) if is_last else [])
+    seen["violations"] += len(found)
+    return found
 
 
 def undetected(world: World, done: Round) -> list[str]:
@@ -90,6 +93,8 @@ def test_every_role_fails_in_every_step_and_nothing_is_violated(tmp_path: Path) 
                     failures.append("\n".join([f"{chosen}; to repeat: {repeat}", *found]))
                     print(failures[-1], flush=True)  # noqa: T201
                     break
+    if seen["violations"]:
+        raise Violation("\n\n".join(failures))
     if failures:
         pytest.fail("\n\n".join(failures), pytrace=False)
     if len(numbers) >= len(combinations()):

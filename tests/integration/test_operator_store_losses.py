@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.bare_brokers import declared
-from tests.integration.cluster_checker import Outcome, Reports, violations
+from tests.integration.cluster_checker import Outcome, Reports, judge
 from tests.integration.continuous_writer import stored_topic
 from tests.integration.forked import fork
 from tests.integration.forked_brokers import BUCKETS
@@ -224,7 +224,7 @@ def test_replicas_take_over_without_votes_when_most_primaries_are_lost_together(
         stage.end()
         for topic in (*REPLICATED, *LOCAL):
             outcome = stage.outcome(topic, may_lose=topic in LOCAL)
-            assert not violations(outcome)
+            judge(outcome)
             assert outcome.missing or topic not in LOCAL[:2]
             if not owner_is_lost:  # an owner that lives knows what is missing
                 assert all(outcome.reports.lists(position) for _, position in outcome.missing)
@@ -257,7 +257,7 @@ def test_a_primary_whose_pod_a_smaller_layout_removes_hands_over(tmp_path: Path)
             stage.more(*REPLICATED, *LOCAL)
         stage.end()
         for topic in (*REPLICATED, *LOCAL):
-            assert not violations(stage.outcome(topic, may_lose=topic in LOCAL))
+            judge(stage.outcome(topic, may_lose=topic in LOCAL))
 
 
 def move(world: World, pod: Pod) -> None:
@@ -318,6 +318,6 @@ def test_a_shard_whose_volumes_are_all_lost_is_restored_as_documented(
         for topic in (*REPLICATED, *LOCAL):
             is_restored = shard_of(topic) == 0
             outcome = stage.outcome(topic, may_lose=is_restored or topic in LOCAL)
-            assert not violations(outcome)
+            judge(outcome)
             assert outcome.missing or not is_restored
             assert outcome.reports.at_risk or not (is_restored and brokers_restart)

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from tests.scenarios import transcripts
 from tests.scenarios.transcripts import UnplayableLine, play
-from tests.topic_invariants import Violation
+from tests.violation import Violation
 
 from onewriter_core.topic.model import Topic
 

@@ -22,7 +22,8 @@ from __future__ import annotations
 import re
 import shlex
 
-from tests.topic_invariants import Violation, check, check_step
+from tests.topic_invariants import check, check_step
+from tests.violation import Violation
 
 from onewriter_core.ids import Identity
 from onewriter_core.topic.effects import (

@@ -36,7 +36,7 @@ from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import audit_fields, marker_fields, state_fields
 from onewriter_core.errors import Unavailable, Undecided
-from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.ids import EARLIEST, Position, TopicName, whole_number
 from onewriter_core.log_format.field_names import (
     FLOOR_PREFIX,
     OPEN_PUBLISH,
@@ -405,7 +405,8 @@ class Fencing:
             topic_log.name, start, start, count=1, replid=binding.replid
         )
         marker = found[0] if found and isinstance(found[0], Marker) else None
-        return marker is not None and int(marker.fields.get("gen", "0")) >= since
+        generation = None if marker is None else whole_number(marker.fields.get("gen", "0"))
+        return generation is not None and generation >= since
 
     async def record_use(self, ledger: int) -> None:
         """Record in the anchor that the bucket has data, before the first acknowledgement.

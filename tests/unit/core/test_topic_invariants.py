@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests import topic_invariants as invariants
-from tests.topic_invariants import Violation, check, check_step
+from tests.topic_invariants import check, check_step
+from tests.violation import Violation
 
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity

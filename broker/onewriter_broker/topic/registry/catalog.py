@@ -24,11 +24,13 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from onewriter_broker.log.store.api import Binding, LogStore, Outcome
+from onewriter_broker.log.store.api import Binding, BrokenKey, LogStore, Outcome
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.ticks import Ticks
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import (
+    NUMBER_MAX,
     InvalidTopicName,
     TopicName,
     bucket_of,
@@ -40,6 +42,12 @@ from onewriter_core.topic.model import WHOLE
 
 NAMES_PER_STEP = 1_000
 """Topics processed between two yields to the event loop."""
+
+UNREADABLE_SHOWN_MAX = 40
+"""Characters of an unreadable entry that a message shows."""
+
+UNREADABLE_SECONDS = 2.0
+"""Time after which a catalog with an unreadable entry is read again for a request for that topic."""
 
 UNREADABLE_NAMES_MAX = 1_000
 """Unreadable names that are logged, each once."""
@@ -74,6 +82,7 @@ class CatalogEntry:
     ``policies`` are the topic's own policies, by their paths in the admin API. ``declared_by`` is the
     Kubernetes namespace that declared the topic first. It is empty if none did, or if namespaces do not matter
     here. ``made_by`` has the number of logs that each client created by use (``quotas.book.subject_of``).
+    ``unreadable``: why the stored entry cannot be read; the topic is then broken. Empty: it can.
     """
 
     partitions: int = 0
@@ -82,6 +91,7 @@ class CatalogEntry:
     policies: Mapping[str, object] = field(default_factory=lambda: _NONE_SET, hash=False)
     declared_by: str = ""
     made_by: Mapping[str, int] = field(default_factory=lambda: _NONE_MADE, hash=False)
+    unreadable: str = ""
 
     def encode(self) -> str:
         """The stored form of the entry."""
@@ -100,16 +110,34 @@ class CatalogEntry:
 
     @classmethod
     def decode(cls, text: str) -> CatalogEntry:
-        """The inverse of ``encode``."""
-        fields = json.loads(text)
-        policies = fields.get("policies", _NONE_SET)
-        return cls(
-            fields["partitions"],
-            tuple(fields["slots"]),
-            fields["deleted"],
-            policies,
-            fields.get("declaredBy", ""),
-            _made(tuple(fields.get("madeBy", _NONE_MADE).items())),
+        """The inverse of ``encode``. An entry that no broker wrote is ``unreadable``."""
+        try:
+            fields = json.loads(text)
+            policies = fields.get("policies", _NONE_SET)
+            entry = cls(
+                fields["partitions"],
+                tuple(fields["slots"]),
+                fields["deleted"],
+                policies,
+                fields.get("declaredBy", ""),
+                _made(tuple(fields.get("madeBy", _NONE_MADE).items())),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return cls(unreadable=f"it is {text[:UNREADABLE_SHOWN_MAX]!r}")
+        return (
+            entry if entry._is_valid else cls(unreadable=f"it is {text[:UNREADABLE_SHOWN_MAX]!r}")
+        )
+
+    @property
+    def _is_valid(self) -> bool:
+        """Whether all values have the types that the annotations name."""
+        numbers = (self.partitions, *self.made_by.values())
+        return (
+            all(type(each) is int and 0 <= each <= NUMBER_MAX for each in numbers)
+            and all(type(each) is int and each >= WHOLE for each in self.log_numbers)
+            and type(self.is_deleted) is bool
+            and isinstance(self.policies, Mapping)
+            and isinstance(self.declared_by, str)
         )
 
     @property
@@ -194,10 +222,13 @@ class _Copy:
     usage: _Usage = field(default_factory=_Usage)
     reading: asyncio.Future[None] | None = None
     """The first reading, which is under way."""
+    read_at: float = 0.0
+    """When the entries were read, in seconds of the event loop's clock."""
 
     def fill(self, entries: dict[str, CatalogEntry]) -> None:
         """Cache the entries that were read."""
         self.entries = entries
+        self.read_at = asyncio.get_running_loop().time()
         for name, entry in entries.items():
             self.usage.add(name, entry)
 
@@ -361,7 +392,7 @@ class Catalogs:
     ) -> dict[str, CatalogEntry]:
         """All topics whose names begin with ``prefix``, from all buckets. Raises Undecided.
 
-        Topics with unreadable names are left out. ``with_long_names``: include names that are too long for a
+        Topics with unreadable names or entries are left out. ``with_long_names``: include names that are too long for a
         new topic, which earlier versions stored. Such topics can only be deleted.
         """
         found: dict[str, CatalogEntry] = {}
@@ -370,7 +401,7 @@ class Catalogs:
             await asyncio.sleep(0)  # there may be many buckets, all in memory
             entries = await self.bucket(bucket, binding_of(bucket))
             for name, entry in list(entries.items()):
-                if not name.startswith(prefix) or entry.is_deleted:
+                if not name.startswith(prefix) or entry.is_deleted or entry.unreadable:
                     continue
                 if self._is_readable(name, is_stored=with_long_names):
                     found[name] = entry
@@ -388,10 +419,28 @@ class Catalogs:
         return True
 
     async def entry(self, base: TopicName, binding: Binding | None) -> CatalogEntry | None:
-        """A topic's entry. None: the topic does not exist or was deleted. Raises Undecided."""
+        """A topic's entry. None: the topic does not exist or was deleted. Raises Undecided, BrokenKey."""
         entries = await self.bucket(bucket_of(base, self.buckets), binding)
-        found = entries.get(str(base))
-        return None if found is None or found.is_deleted else found
+        return self._existing(base, entries.get(str(base)))
+
+    def _existing(self, base: TopicName, present: CatalogEntry | None) -> CatalogEntry | None:
+        """The entry, unless the topic was deleted. Raises BrokenKey."""
+        if present is not None:
+            self._check_readable(base, present)
+        return None if present is None or present.is_deleted else present
+
+    def _check_readable(self, base: TopicName, entry: CatalogEntry) -> None:
+        """Raise BrokenKey for an unreadable entry. Later requests read it again, because a person may repair it."""
+        if not entry.unreadable:
+            return
+        bucket = bucket_of(base, self.buckets)
+        copy = self._copies.get(bucket)
+        if copy is not None and copy.entries is not None:
+            age = asyncio.get_running_loop().time() - copy.read_at
+            if age >= UNREADABLE_SECONDS:
+                self.forget(bucket)
+        key = Keys(self.buckets).topics(bucket)
+        raise BrokenKey(f"{key}: the entry of {base} is unreadable: {entry.unreadable}")
 
     async def change(
         self,
@@ -405,38 +454,54 @@ class Catalogs:
         changes the entry meanwhile. If ``change`` returns the same object, nothing is written, and the store
         does not check whether the binding is still valid.
 
-        Raises what ``change`` raises; then nothing has changed. Raises Unavailable if the binding is no longer
+        Raises what ``change`` raises; then nothing has changed. Raises BrokenKey for an unreadable entry, Unavailable if the binding is no longer
         valid, and Refused for a new topic that an earlier version placed elsewhere. If the store gave no
         answer, it raises Undecided or is cancelled, and the entry may have changed. The next read or change of
         the entry then finds one of the two results, which is final.
         """
-        bucket = bucket_of(base, self.buckets)
-        async with self._changing.setdefault(base, asyncio.Lock()):
-            present = (await self.bucket(bucket, binding)).get(str(base))
-            known = None if present is None or present.is_deleted else present
+        copy = self._copy(binding)
+        if copy.entries is not None and base not in self._changing:
+            # Nothing waits before the lock is taken: no other call has it, so it is free.
+            present = copy.entries.get(str(base))
+            known = self._existing(base, present)
             entry = change(known)
             if entry is known:
                 return entry
-            if known is None:
-                _check_new(base)
-            if present is None:
-                await self._check_not_elsewhere(base)
-            outcome = None
-            try:
-                outcome = await self._store.set_catalog(binding, {str(base): entry.encode()})
-            finally:
-                if outcome is not Outcome.DONE:
-                    self.forget(bucket)
+            async with self._changing.setdefault(base, asyncio.Lock()):
+                return await self._store_entry(binding, base, present, entry)
+        async with self._changing.setdefault(base, asyncio.Lock()):
+            present = (await self.bucket(binding.bucket, binding)).get(str(base))
+            known = self._existing(base, present)
+            entry = change(known)
+            if entry is known:
+                return entry
+            return await self._store_entry(binding, base, present, entry)
+
+    async def _store_entry(
+        self, binding: Binding, base: TopicName, present: CatalogEntry | None, entry: CatalogEntry
+    ) -> CatalogEntry:
+        """Store a changed entry. The caller has the lock of the topic. Raises as ``change``."""
+        bucket = binding.bucket
+        if present is None or present.is_deleted:
+            _check_new(base)
+        if present is None:
+            await self._check_not_elsewhere(base)
+        outcome = None
+        try:
+            outcome = await self._store.set_catalog(binding, {str(base): entry.encode()})
+        finally:
             if outcome is not Outcome.DONE:
-                raise Unavailable(
-                    f"this broker no longer owns bucket {bucket} ({outcome.value}); retry"
-                )
-            entries = self._copy(binding).entries
-            if entries is None:  # forgotten meanwhile: a read in progress may not have this change
                 self.forget(bucket)
-            else:
-                self._copy(binding).put(str(base), entry, entries)
-            return entry
+        if outcome is not Outcome.DONE:
+            raise Unavailable(
+                f"this broker no longer owns bucket {bucket} ({outcome.value}); retry"
+            )
+        entries = self._copy(binding).entries
+        if entries is None:  # forgotten meanwhile: a read in progress may not have this change
+            self.forget(bucket)
+        else:
+            self._copy(binding).put(str(base), entry, entries)
+        return entry
 
     async def _check_not_elsewhere(self, base: TopicName) -> None:
         """Raise Refused for a topic that a version without hash tags placed elsewhere.

@@ -41,12 +41,13 @@ from onewriter_broker.topic.registry.policies import (
     follow,
 )
 from onewriter_broker.topic.registry.resume_windows import Load, ResumeWindows
+from onewriter_broker.topic.registry.stored_states import check_state
 from onewriter_broker.topic.registry.unloaded_topics import UnloadedTopics
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
-from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.ids import InvalidTopicName, TopicName, bucket_of
 from onewriter_core.topic.events import PartitionsAdded
 from onewriter_core.topic.lookups import with_reservation
 from onewriter_core.topic.model import WHOLE, Partition, Topic
@@ -262,7 +263,7 @@ class Topics:
         """Load a topic for all callers that wait for it. They get the result or the error."""
         try:
             loading.set_result(await self._load(base, partition, creator))
-        except (OnewriterError, ValueError) as error:
+        except (OnewriterError, InvalidTopicName) as error:
             if isinstance(error, BrokenKey):
                 self.broken.found(base, error)
             loading.set_exception(error)
@@ -413,9 +414,11 @@ class Topics:
     ) -> TopicLog:
         """A log of the topic with its stored state. The log is not open yet."""
         topic_log = self._new_log(base, number, declared)
-        topic_log.load(
-            await self._dependencies.store.read_state(topic_log.name, replid=holding.binding.replid)
+        state = await self._dependencies.store.read_state(
+            topic_log.name, replid=holding.binding.replid
         )
+        check_state(topic_log.name, state, self._catalogs.buckets)
+        topic_log.load(state)
         self.unloaded.restore(base, number, topic_log, holding)
         self.broken.recall(base, topic_log)
         return topic_log
