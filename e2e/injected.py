@@ -312,6 +312,8 @@ def lose_webhook(stage: Stage) -> None:
     with stage.installation.without_operator():
         delete_writers(stage)
         _until_not_created(stage, "failed calling webhook")
+    until(stage.installation.is_ready)
+    _create_again(stage)
 
 
 def cut_webhook_off(stage: Stage) -> None:
@@ -322,6 +324,7 @@ def cut_webhook_off(stage: Stage) -> None:
     _until_not_created(stage, "deadline exceeded")
     for heal in heals:
         heal()
+    _create_again(stage)
 
 
 def slow_webhook(stage: Stage) -> None:
@@ -348,6 +351,7 @@ def expire_webhook(stage: Stage) -> None:
             stage.faults.kill(pod, "operator")
         delete_writers(stage)
         _until_not_created(stage, "certificate has expired")
+    _create_again(stage)
 
 
 def expire_brokers(stage: Stage) -> None:
@@ -355,6 +359,14 @@ def expire_brokers(stage: Stage) -> None:
     with _expired(stage, f"{RELEASE}-broker-tls", "broker"):
         kill_writers(stage)
         time.sleep(CUT_SECONDS)
+
+
+def _create_again(stage: Stage) -> None:
+    """Let each ReplicaSet create its pods now: after failures it waits for minutes, and after a change not at all."""
+    for kind in stage.formers:
+        which = ("replicasets", f"--selector=app={stage.casts[kind].name}", "--overwrite")
+        changed = f"e2e.onewriter.dev/changed={time.time_ns()}"
+        stage.world.cluster.kubectl("annotate", *which, changed, namespace=stage.world.namespace)
 
 
 def _until_not_created(stage: Stage, words: str) -> None:
