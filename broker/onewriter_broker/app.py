@@ -205,6 +205,7 @@ class Broker:
             single_node=dependencies.single_node,
             live_view=self.membership.view,
             last_seen_ms=self.membership.observer.last_seen_ms,
+            is_late=self.membership.observer.is_late,
             wake=self.membership.changed,
             randomness=randomness,
         )

@@ -325,6 +325,8 @@ def _policies(namespace: str) -> str:
 
 
 def _object(text: str) -> dict[str, object]:
+    if text == "{}":  # of most namespaces, and read for each topic that is loaded
+        return {}
     value = json.loads(text)
     return value if isinstance(value, dict) else {}
 

@@ -421,11 +421,13 @@ class Catalogs:
     async def entry(self, base: TopicName, binding: Binding | None) -> CatalogEntry | None:
         """A topic's entry. None: the topic does not exist or was deleted. Raises Undecided, BrokenKey."""
         entries = await self.bucket(bucket_of(base, self.buckets), binding)
-        found = entries.get(str(base))
-        if found is None:
-            return None
-        self._check_readable(base, found)
-        return None if found.is_deleted else found
+        return self._existing(base, entries.get(str(base)))
+
+    def _existing(self, base: TopicName, present: CatalogEntry | None) -> CatalogEntry | None:
+        """The entry, unless the topic was deleted. Raises BrokenKey."""
+        if present is not None:
+            self._check_readable(base, present)
+        return None if present is None or present.is_deleted else present
 
     def _check_readable(self, base: TopicName, entry: CatalogEntry) -> None:
         """Raise BrokenKey for an unreadable entry. Later requests read it again, because a person may repair it."""
@@ -457,35 +459,49 @@ class Catalogs:
         answer, it raises Undecided or is cancelled, and the entry may have changed. The next read or change of
         the entry then finds one of the two results, which is final.
         """
-        bucket = bucket_of(base, self.buckets)
-        async with self._changing.setdefault(base, asyncio.Lock()):
-            present = (await self.bucket(bucket, binding)).get(str(base))
-            if present is not None:
-                self._check_readable(base, present)
-            known = None if present is None or present.is_deleted else present
+        copy = self._copy(binding)
+        if copy.entries is not None and base not in self._changing:
+            # Nothing waits before the lock is taken: no other call has it, so it is free.
+            present = copy.entries.get(str(base))
+            known = self._existing(base, present)
             entry = change(known)
             if entry is known:
                 return entry
-            if known is None:
-                _check_new(base)
-            if present is None:
-                await self._check_not_elsewhere(base)
-            outcome = None
-            try:
-                outcome = await self._store.set_catalog(binding, {str(base): entry.encode()})
-            finally:
-                if outcome is not Outcome.DONE:
-                    self.forget(bucket)
+            async with self._changing.setdefault(base, asyncio.Lock()):
+                return await self._store_entry(binding, base, present, entry)
+        async with self._changing.setdefault(base, asyncio.Lock()):
+            present = (await self.bucket(binding.bucket, binding)).get(str(base))
+            known = self._existing(base, present)
+            entry = change(known)
+            if entry is known:
+                return entry
+            return await self._store_entry(binding, base, present, entry)
+
+    async def _store_entry(
+        self, binding: Binding, base: TopicName, present: CatalogEntry | None, entry: CatalogEntry
+    ) -> CatalogEntry:
+        """Store a changed entry. The caller has the lock of the topic. Raises as ``change``."""
+        bucket = binding.bucket
+        if present is None or present.is_deleted:
+            _check_new(base)
+        if present is None:
+            await self._check_not_elsewhere(base)
+        outcome = None
+        try:
+            outcome = await self._store.set_catalog(binding, {str(base): entry.encode()})
+        finally:
             if outcome is not Outcome.DONE:
-                raise Unavailable(
-                    f"this broker no longer owns bucket {bucket} ({outcome.value}); retry"
-                )
-            entries = self._copy(binding).entries
-            if entries is None:  # forgotten meanwhile: a read in progress may not have this change
                 self.forget(bucket)
-            else:
-                self._copy(binding).put(str(base), entry, entries)
-            return entry
+        if outcome is not Outcome.DONE:
+            raise Unavailable(
+                f"this broker no longer owns bucket {bucket} ({outcome.value}); retry"
+            )
+        entries = self._copy(binding).entries
+        if entries is None:  # forgotten meanwhile: a read in progress may not have this change
+            self.forget(bucket)
+        else:
+            self._copy(binding).put(str(base), entry, entries)
+        return entry
 
     async def _check_not_elsewhere(self, base: TopicName) -> None:
         """Raise Refused for a topic that a version without hash tags placed elsewhere.
