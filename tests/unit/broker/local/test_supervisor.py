@@ -240,7 +240,7 @@ async def test_a_child_that_is_killed_during_its_first_start_is_started_again(
     spec = ChildSpec("broker-0", lambda beats: next(starts, None) or working.command(beats))
     events = Events()
     async with supervising(tmp_path, [spec], events):
-        await eventually(lambda: (tmp_path / "begun").exists())
+        await eventually((tmp_path / "begun").exists)
         os.kill(events.processes(ChildEvent.STARTED)[0], signal.SIGKILL)
         await eventually(lambda: bool(names(tmp_path, "up-*")))
         assert len(events.processes(ChildEvent.STARTED)) == 2
