@@ -108,7 +108,7 @@ def adopt(
     if force and (not reason.strip() or len(reason) > REASON_LENGTH_MAX):
         raise ConfigurationError(f"--reason is needed, with at most {REASON_LENGTH_MAX} characters")
     given = {name: value for name, value in options.items() if value is not None}
-    settings = Settings(**given)  # type: ignore[arg-type]  # pydantic judges
+    settings = Settings.read(**given)
     if bucket is not None and bucket >= settings.buckets:
         raise ConfigurationError(f"--bucket: there are {settings.buckets} buckets, from 0")
     anchor_directory = settings.data_dir / "anchor"
