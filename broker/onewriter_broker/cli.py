@@ -193,7 +193,7 @@ def up(
     """
     configure_logging()
     given = {name: value for name, value in options.items() if value is not None}
-    settings = Settings(manifests=manifests, **given)  # type: ignore[arg-type]  # pydantic judges
+    settings = Settings.read(manifests=manifests, **given)
     desired = read_manifests(settings.manifests)
     authenticator(settings)  # unusable keys are reported before anything is started
     store: EmbeddedStore | None = None

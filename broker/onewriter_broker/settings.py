@@ -7,22 +7,26 @@ Values come from, in this order: the command line, ``ONEWRITER_*`` environment v
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from onewriter_broker.log.store.api import Durability
 from onewriter_core.api.tenancy import read_exceptions
 from onewriter_core.authorization import ConsumersDefault
+from onewriter_core.command import invalid_settings
 
 LOOPBACK: Final = "127.0.0.1"
+
+ENVIRONMENT_PREFIX: Final = "ONEWRITER_"
+"""Start of the names of the environment variables."""
 
 
 class Settings(BaseSettings):
     """The broker's configuration."""
 
-    model_config = SettingsConfigDict(env_prefix="ONEWRITER_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="forbid")
 
     # Addresses
     host: str = Field("127.0.0.1", description="address to listen on")
@@ -356,6 +360,17 @@ class Settings(BaseSettings):
     def plain_host(self) -> str:
         """The address on which the ports without TLS listen, except the port of probes."""
         return LOOPBACK if self.tls_only else self.host
+
+    @classmethod
+    def read(cls, **given: object) -> Self:
+        """The settings from ``given`` and, for all others, the environment.
+
+        Raises ConfigurationError, with a line for each invalid setting that names its variable.
+        """
+        try:
+            return cls(**given)  # type: ignore[arg-type]  # pydantic judges
+        except ValidationError as error:
+            raise invalid_settings(error, ENVIRONMENT_PREFIX) from None
 
     @field_validator("tenancy_allow")
     @classmethod

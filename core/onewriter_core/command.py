@@ -21,11 +21,14 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
 from onewriter_core.errors import ConfigurationError, OnewriterError, Refused, install_command
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 ENTRY_POINT_GROUP: Final = "onewriter.commands"
 DISTRIBUTION: Final = "onewriter"
@@ -33,6 +36,9 @@ DISTRIBUTION: Final = "onewriter"
 EXIT_REFUSED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNKNOWN: Final = 3
+
+_VALUE_ERROR: Final = "Value error, "
+"""pydantic writes this before the message of a validator."""
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -93,6 +99,18 @@ class VerbGroup(click.Group):
         except VerbUnavailable as unavailable:
             return f"({unavailable.message})"
         return "" if verb is None else verb.get_short_help_str(limit=100)
+
+
+def invalid_settings(error: ValidationError, prefix: str) -> ConfigurationError:
+    """The error with a line for each invalid setting: its environment variable, which begins with ``prefix``, and what
+    is wrong. It contains no value, because a value can be a password.
+    """
+    lines = []
+    for each in error.errors(include_url=False, include_input=False):
+        name = "_".join(str(part) for part in each["loc"])
+        variable = f"{prefix}{name.upper()}: " if name else ""
+        lines.append(f"{variable}{each['msg'].removeprefix(_VALUE_ERROR)}")
+    return ConfigurationError("\n".join(lines))
 
 
 def _entry_points() -> dict[str, metadata.EntryPoint]:

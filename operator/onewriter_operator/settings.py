@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Final
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENVIRONMENT_PREFIX: Final = "ONEWRITER_OPERATOR_"
+"""Start of the names of the environment variables."""
 
 
 class OperatorSettings(BaseSettings):
     """The settings of one process."""
 
-    model_config = SettingsConfigDict(env_prefix="ONEWRITER_OPERATOR_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="forbid")
 
     configuration: Path = Field(
         Path("/etc/onewriter/configuration.yaml"),

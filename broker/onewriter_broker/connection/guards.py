@@ -224,7 +224,7 @@ def _judge(requested: RequestedGuard, guard_status: GenerationStatus) -> None:
 
 def _over(name: str, number: int, highest: int) -> Fenced:
     return Fenced(
-        f"the guard {name} is not at {number} any more. Current epoch: {highest}",
+        f"the guard {name} has a newer number than {number}. Current epoch: {highest}",
         epoch=number,
         current_epoch=highest,
     )

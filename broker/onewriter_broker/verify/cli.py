@@ -100,7 +100,7 @@ def _settings(data_dir: Path | None, redis_url: str | None, buckets: int | None)
         given["redis_url"] = redis_url
     if buckets is not None:
         given["buckets"] = buckets
-    settings = Settings(**given)  # type: ignore[arg-type]  # pydantic judges
+    settings = Settings.read(**given)
     if settings.redis_url or settings.redis_sentinels:
         return settings
     found = sorted((settings.data_dir.absolute() / "run").glob("*.json"))

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import click
 from pydantic import ValidationError
 
-from onewriter._errors import ConfigurationError, Refused, ServerError, Unavailable
+from onewriter._errors import Refused, ServerError, Unavailable
 from onewriter.sidecar.settings import ENVIRONMENT_PREFIX, Endpoint, Settings
+from onewriter_core.command import invalid_settings
 
 Kind = TypeVar("Kind", bound=Endpoint)
 
@@ -133,12 +134,7 @@ def _settings(kind: type[Kind], given: dict[str, Any]) -> Kind:
     try:
         return kind(**given)
     except ValidationError as error:
-        lines = []
-        for each in error.errors():
-            name = "_".join(str(part) for part in each["loc"])
-            where = f"{ENVIRONMENT_PREFIX}{name.upper()}: " if name else ""
-            lines.append(f"{where}{each['msg']}")
-        raise ConfigurationError("\n".join(lines)) from error
+        raise invalid_settings(error, ENVIRONMENT_PREFIX) from error
 
 
 class _Connection(http.client.HTTPConnection):
