@@ -107,12 +107,14 @@ class Topics:
 
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
         """Begin to serve a bucket. Its stamp rejects the former owner, and its topics are fenced when they load."""
+        self._catalogs.holdings_changed()
         self.resume_windows.bucket_acquired(bucket)
         self.first_declarations.check_again()
         log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
         """Unload the topics of a lost bucket. Their clients look them up again."""
+        self._catalogs.holdings_changed()
         self._catalogs.forget(bucket)
         self.first_declarations.forget(lambda base: self.bucket_of(base) == bucket)
         self.broken.forget(lambda base: self.bucket_of(base) == bucket)
@@ -130,6 +132,7 @@ class Topics:
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
         """Fence every loaded topic of the bucket again after a failover of the store."""
         log.warning("bucket.dataset_changed", bucket=bucket, replid=holding.binding.replid)
+        self._catalogs.holdings_changed()
         self._forget_unloaded(bucket)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             topic.runner.dataset_changed()
