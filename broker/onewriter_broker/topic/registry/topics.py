@@ -26,7 +26,7 @@ from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.shares import StoreShares
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.dependencies import TopicDependencies
-from onewriter_broker.topic.history.presence import absent_since, note_leaving
+from onewriter_broker.topic.history.presence import FormerClock, absent_since, note_leaving
 from onewriter_broker.topic.history.tenures import partition_of
 from onewriter_broker.topic.registry import declarations as declaring
 from onewriter_broker.topic.registry.broken_topics import BrokenTopics
@@ -107,12 +107,14 @@ class Topics:
 
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
         """Begin to serve a bucket. Its stamp rejects the former owner, and its topics are fenced when they load."""
+        self._catalogs.holdings_changed()
         self.resume_windows.bucket_acquired(bucket)
         self.first_declarations.check_again()
         log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
         """Unload the topics of a lost bucket. Their clients look them up again."""
+        self._catalogs.holdings_changed()
         self._catalogs.forget(bucket)
         self.first_declarations.forget(lambda base: self.bucket_of(base) == bucket)
         self.broken.forget(lambda base: self.bucket_of(base) == bucket)
@@ -130,6 +132,7 @@ class Topics:
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
         """Fence every loaded topic of the bucket again after a failover of the store."""
         log.warning("bucket.dataset_changed", bucket=bucket, replid=holding.binding.replid)
+        self._catalogs.holdings_changed()
         self._forget_unloaded(bucket)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             topic.runner.dataset_changed()
@@ -427,14 +430,15 @@ class Topics:
         self, logs: Mapping[int, TopicLog], holding: Holding, reserved_until: float | None
     ) -> tuple[Partition, ...]:
         """The topic's partitions, from the states of its logs."""
-        now, wall_ms = self._dependencies.now(), self._dependencies.wall_ms()
+        now = self._dependencies.now()
+        clock = FormerClock.of(holding, self._dependencies.wall_ms())
         return tuple(
             partition_of(
                 number,
                 topic_log.state,
                 may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
                 reserved_until=reserved_until,
-                vacant_since=absent_since(topic_log.state, now, wall_ms, holding.last_seen_ms),
+                vacant_since=absent_since(topic_log.state, now, clock),
             )
             for number, topic_log in logs.items()
         )
