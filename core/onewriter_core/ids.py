@@ -52,12 +52,12 @@ def escaped(text: str, *, backslash: str = "\\") -> str:
     return _UNPRINTABLE.sub(lambda found: f"{backslash}u{ord(found[0]):04x}", text)
 
 
-def whole_number(text: str, most: int = NUMBER_MAX) -> int | None:
-    """The number in ASCII digits, from 0 to ``most``; None for any other text."""
+def whole_number(text: str) -> int | None:
+    """The number in ASCII digits, from 0 to NUMBER_MAX; None for any other text."""
     if not (text.isascii() and text.isdecimal()) or len(text) > _NUMBER_DIGITS_MAX:
         return None
     number = int(text)
-    return number if number <= most else None
+    return number if number <= NUMBER_MAX else None
 
 
 class InvalidTopicName(ValueError):

@@ -125,9 +125,7 @@ def close_consumer(
     )
 
 
-def lookup_connect(
-    request_id: int, broker_url: str, *, broker_url_tls: str = "", authoritative: bool = True
-) -> bytes:
+def lookup_connect(request_id: int, broker_url: str, *, broker_url_tls: str = "") -> bytes:
     """Answers LOOKUP: the topic is served at ``broker_url`` (empty if only TLS is served). Connect there."""
     return encode_command(
         pb.CommandLookupResponse(
@@ -135,22 +133,7 @@ def lookup_connect(
             response=pb.CommandLookupResponse.CONNECT,
             broker_service_url=broker_url or None,
             broker_service_url_tls=broker_url_tls or None,
-            authoritative=authoritative,
-        )
-    )
-
-
-def lookup_redirect(
-    request_id: int, broker_url: str, *, broker_url_tls: str = "", authoritative: bool = False
-) -> bytes:
-    """Answers LOOKUP: send the look-up to ``broker_url`` (empty if only TLS is served)."""
-    return encode_command(
-        pb.CommandLookupResponse(
-            request_id=request_id,
-            response=pb.CommandLookupResponse.REDIRECT,
-            broker_service_url=broker_url or None,
-            broker_service_url_tls=broker_url_tls or None,
-            authoritative=authoritative,
+            authoritative=True,
         )
     )
 

@@ -88,12 +88,11 @@ class Broker:
             found = answer.get("serviceUrlTls" if is_tls else "serviceUrl")
             return str(found or answer["brokerUrlTls" if is_tls else "brokerUrl"])
 
-    def topic_names(self, namespace: str = "") -> Iterator[str]:
-        """The full names of all topics, or of those in ``tenant/namespace``."""
+    def topic_names(self) -> Iterator[str]:
+        """The full names of all topics."""
         after: str | None = None
         while True:
-            query = {"namespace": namespace or None, "after": after}
-            page = self._connection.ask("GET", f"{_ROOT}/topics", query=query)
+            page = self._connection.ask("GET", f"{_ROOT}/topics", query={"after": after})
             with understood():
                 names, after = [str(each["name"]) for each in page["topics"]], page["next"]
             yield from names
