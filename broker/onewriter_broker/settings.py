@@ -12,8 +12,8 @@ from typing import Final, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from onewriter_broker.log.store.api import Durability
 from onewriter_core.api.tenancy import read_exceptions
+from onewriter_core.api.topic import Durability
 from onewriter_core.authorization import ConsumersDefault
 
 LOOPBACK: Final = "127.0.0.1"

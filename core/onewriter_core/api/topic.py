@@ -42,7 +42,10 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
 class Durability(StrEnum):
-    """What an acknowledgement promises: nothing, a disk, one replica, every replica."""
+    """The guarantee of an acknowledgement (docs/operations.md), ordered from weak to strong.
+
+    Nothing; stored on a disk; also on one replica; on every replica.
+    """
 
     NONE = "None"
     LOCAL = "Local"

@@ -33,7 +33,6 @@ from onewriter_pipeline.brokers.frames import (
 )
 from onewriter_pipeline.brokers.names import (
     log_name,
-    next_position,
     path_of,
     position_of,
     shown,
@@ -128,7 +127,7 @@ class Broker:
                     found[segment.ledger] = segment
                 if page["complete"]:
                     last = position_of(page["last"])
-                    end = next_position(last)
+                    end = last.next
                     first = position_of(page["first"])
                     kept = tuple(
                         replace(each, is_open=each.ledger == last.ledger)  # the last page decides
@@ -327,7 +326,7 @@ class Broker:
 
 
 def _behind(frame: BlockFrame | MarkerFrame) -> Position:
-    return next_position(frame.last if isinstance(frame, BlockFrame) else frame.position)
+    return (frame.last if isinstance(frame, BlockFrame) else frame.position).next
 
 
 def _broken_off(frame: ErrorFrame) -> PipelineError | Broken:
