@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from onewriter_broker.anchor.api import Addresses, Record
-from onewriter_broker.anchor.kubernetes import WRITE_ATTEMPTS_MAX
+from onewriter_broker.anchor.kubernetes import WRITE_SECONDS_MAX, pause_seconds
 from onewriter_broker.kubernetes_api import ApiLimits
 from onewriter_broker.ownership.acquisition import backoff_seconds
 from onewriter_broker.ownership.buckets import ACQUISITIONS_MAX, PLACEMENT_SECONDS
@@ -461,7 +461,10 @@ class SimulatedBroker:
 
     async def _write(self, number: int, buckets: list[int]) -> bool:
         crowd, costs = self._crowd, self._crowd.layout.costs
-        for _ in range(WRITE_ATTEMPTS_MAX):
+        began_at, refusals, pause = _now(), 0, 0.0
+        while _now() + pause - began_at <= WRITE_SECONDS_MAX:
+            await asyncio.sleep(pause)
+            attempt_at = _now()
             found = await self._read(number)
             if found is None:
                 return False
@@ -475,6 +478,8 @@ class SimulatedBroker:
                     return True
             except Overloaded:
                 return False
+            refusals += 1
+            pause = pause_seconds(refusals, _now() - attempt_at, crowd.randomness)
         return False
 
     async def refence(self, buckets: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ audit as JSON, an HTML page with its pictures.
 
 Each step prints its result and checks it; the program fails if a check fails. Spark is started once
 for all steps. ``--rounds 1 --messages 200`` is the same tour with fewer messages. It needs
-``pip install 'onewriter[broker,client,embedded,examples,java,spark]'``.
+``pip install '.[broker,client,embedded,examples,java,spark]'``.
 """
 
 from __future__ import annotations

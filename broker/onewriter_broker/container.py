@@ -11,7 +11,6 @@ import asyncio
 import sys
 
 import click
-from pydantic import ValidationError
 
 from onewriter_broker.local.supervisor import ChildFailed, Supervisor, broker_child
 from onewriter_broker.logs import configure_logging
@@ -48,14 +47,7 @@ def broker() -> None:
 
 def settings_from_environment() -> Settings:
     """The settings of one broker. Raises ConfigurationError that names the variables."""
-    try:
-        settings = Settings()
-    except ValidationError as error:
-        lines = [
-            f"ONEWRITER_{'_'.join(str(part) for part in each['loc']).upper()}: {each['msg']}"
-            for each in error.errors(include_url=False, include_input=False)
-        ]
-        raise ConfigurationError("\n".join(lines)) from None
+    settings = Settings.read()
     if not settings.redis_url and not settings.redis_sentinels:
         raise ConfigurationError(
             "name the store: ONEWRITER_REDIS_URL, or ONEWRITER_REDIS_SENTINELS (`onewriter up`"

@@ -17,6 +17,7 @@ import structlog
 
 from onewriter_broker.log.store.api import LogStore
 from onewriter_core.errors import OnewriterError, Refused, ServerError
+from onewriter_core.ids import escaped
 
 REFRESH_SECONDS: Final = 1.0
 """Interval between two reads of other brokers' changes."""
@@ -31,6 +32,12 @@ POLICY_BYTES_MAX: Final = 16 * 1024
 POLICIES_MAX: Final = 100
 """Policies of one namespace, and also its permissions."""
 
+UNREADABLE_REPORTED_MAX: Final = 100
+"""Fields of the settings hash without valid JSON that one reading reports."""
+
+VALUE_SHOWN_MAX: Final = 40
+"""Characters of an unreadable value that a report shows."""
+
 ALL: Final = "*"
 """Means every namespace in the settings."""
 
@@ -41,6 +48,7 @@ CONFIGURED_TENANT: Final = "public"
 
 _NAME = re.compile(r"^[-=:.\w]{1,128}$", re.ASCII)
 _TENANT, _NAMESPACE, _CLUSTER, _POLICY = "tenant/", "namespace/", "cluster/", "policy/"
+_PREFIXES = (_TENANT, _NAMESPACE, _CLUSTER, _POLICY)
 
 log = structlog.get_logger(__name__)
 
@@ -80,6 +88,7 @@ class Namespaces:
         """Increases with each change, by this broker or another one."""
         self._store = store
         self._stored: dict[str, str] = {}
+        self._unreadable: frozenset[str] = frozenset()
         self._is_known = False
 
     def __contains__(self, namespace: object) -> bool:
@@ -100,8 +109,29 @@ class Namespaces:
 
     async def refresh(self) -> None:
         """Read everything again. Raises Undecided."""
-        self._replace(await self._store.read_settings())
+        stored = await self._store.read_settings()
+        unreadable = frozenset(
+            key for key, text in stored.items() if not self._is_readable(key, text)
+        )
+        for key in sorted(unreadable - self._unreadable)[:UNREADABLE_REPORTED_MAX]:
+            log.error(
+                "namespaces.unreadable", field=escaped(key), value=stored[key][:VALUE_SHOWN_MAX]
+            )
+        self._unreadable = unreadable
+        self._replace({key: text for key, text in stored.items() if key not in unreadable})
         self._is_known = True
+
+    def _is_readable(self, key: str, text: str) -> bool:
+        """Whether a field of the settings hash is JSON, as brokers write it. An unreadable one counts as not set: it must
+        not stop the brokers, which all read it.
+        """
+        if self._stored.get(key) == text or not key.startswith(_PREFIXES):
+            return True
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return False
+        return True
 
     async def known(self) -> None:
         """Return once everything was read: a topic must not be served with unknown policies.
@@ -295,6 +325,8 @@ def _policies(namespace: str) -> str:
 
 
 def _object(text: str) -> dict[str, object]:
+    if text == "{}":  # of most namespaces, and read for each topic that is loaded
+        return {}
     value = json.loads(text)
     return value if isinstance(value, dict) else {}
 

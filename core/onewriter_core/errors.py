@@ -98,3 +98,8 @@ class ProtocolError(OnewriterError):
 
 class ConfigurationError(OnewriterError):
     """Settings or manifests are invalid. The message names the place and a valid value."""
+
+
+def install_command(*extras: str) -> str:
+    """How to install these extras, for an error message. onewriter is in no package index, so it names the checkout."""
+    return f"pip install '.[{','.join(extras)}]' in a checkout of onewriter"

@@ -23,8 +23,9 @@ NUMBER_MAX = 2**53 - 1
 TOPIC_NAME_LENGTH_MAX = 512
 """The maximum length in bytes of a topic's full name, without the suffix of a partition."""
 
-NAMES_PARSED_MAX = 4096
-"""Parsed names that are kept: a broker gets each name several times within a short time."""
+NAMES_PARSED_MAX = 32_768
+"""Parsed names that are kept, each in about 0.4 KiB: a broker that takes over gets the names of all topics of the lost one
+several times within a short time."""
 
 PARTITION_SUFFIX = "-partition-"
 _PARTITION = re.compile(r"(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,4})")
@@ -52,12 +53,12 @@ def escaped(text: str, *, backslash: str = "\\") -> str:
     return _UNPRINTABLE.sub(lambda found: f"{backslash}u{ord(found[0]):04x}", text)
 
 
-def whole_number(text: str) -> int | None:
-    """The number in ASCII digits, from 0 to NUMBER_MAX; None for any other text."""
+def whole_number(text: str, most: int = NUMBER_MAX) -> int | None:
+    """The number in ASCII digits, from 0 to ``most``; None for any other text."""
     if not (text.isascii() and text.isdecimal()) or len(text) > _NUMBER_DIGITS_MAX:
         return None
     number = int(text)
-    return number if number <= NUMBER_MAX else None
+    return number if number <= most else None
 
 
 class InvalidTopicName(ValueError):
@@ -111,6 +112,8 @@ class TopicName:
     domain: str = "persistent"
     _text: str = field(default="", init=False, repr=False, compare=False)
     """The full name, after it was asked for once."""
+    _number: int = field(default=-1, init=False, repr=False, compare=False)
+    """What the bucket is computed from, after it was asked for once."""
 
     @classmethod
     def parse(cls, text: str, *, is_stored: bool = False) -> TopicName:
@@ -130,13 +133,13 @@ class TopicName:
                 rest = f"public/default/{rest}"
         parts = rest.split("/", 2)
         if domain not in {"persistent", "non-persistent"} or len(parts) != 3:
-            raise InvalidTopicName(f"not a topic name: {text[:200]!r}")
+            raise _invalid(text)
         tenant, namespace, local = sys.intern(parts[0]), sys.intern(parts[1]), parts[2]
         if (
             not (_PART.fullmatch(tenant) and _PART.fullmatch(namespace) and local)
             or "\x00" in local
         ):
-            raise InvalidTopicName(f"not a topic name: {text[:200]!r}")
+            raise _invalid(text)
         domain = sys.intern(domain)
         match = _PARTITION.fullmatch(local)
         if match is None:
@@ -191,6 +194,12 @@ class TopicName:
         return text
 
 
+def _invalid(text: str) -> InvalidTopicName:
+    return InvalidTopicName(
+        f"not a topic name: {text[:200]!r} (NAME, TENANT/NAMESPACE/NAME, or persistent://TENANT/NAMESPACE/NAME)"
+    )
+
+
 @lru_cache(NAMES_PARSED_MAX)
 def _parsed(text: str, is_stored: bool) -> TopicName:
     return TopicName._parse(text, is_stored=is_stored)  # noqa: SLF001 - the part of ``parse`` that is kept
@@ -206,15 +215,23 @@ def bucket_of(topic: TopicName, buckets: int) -> int:
     the local name is in braces, only this part is hashed: ``{orders}-audit`` is in the bucket of ``orders``, so that
     one script can write to one topic under the guard of the other.
     """
-    base = topic.base
-    if "{" in base.local and (tag := _HASH_TAG.search(base.local)):
-        base = replace(base, local=tag[1])
-    return bucket_without_tags(base, buckets)
+    number = topic._number  # noqa: SLF001 - the part of the name that this function keeps
+    if number < 0:
+        base = topic.base
+        if "{" in base.local and (tag := _HASH_TAG.search(base.local)):
+            base = replace(base, local=tag[1])
+        number = _checksum(base)
+        object.__setattr__(topic, "_number", number)
+    return number % buckets
 
 
 def bucket_without_tags(topic: TopicName, buckets: int) -> int:
     """The bucket of a topic's plain name, as in versions without hash tags."""
-    return zlib.crc32(str(topic.base).encode()) % buckets
+    return _checksum(topic.base) % buckets
+
+
+def _checksum(base: TopicName) -> int:
+    return zlib.crc32(str(base).encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A demonstration of PIP-440's uptime checkers: hosts are killed, and the checkers are counted.
 
-It starts a broker (``pip install 'onewriter[broker,embedded]' pulsar-client``), M hosts and a few
+It starts a broker (``pip install '.[broker,embedded]' pulsar-client``), M hosts and a few
 standbys (checker.py, each a process), and kills the hosts one after the other with ``kill -9``::
 
     python demo.py --priorities chosen

@@ -10,13 +10,14 @@ from typing import NoReturn
 import click
 import structlog
 import uvloop
+from pydantic import ValidationError
 
-from onewriter_core.command import EXIT_USAGE
+from onewriter_core.command import EXIT_USAGE, invalid_settings
 from onewriter_core.errors import ConfigurationError
 from onewriter_operator import configuration
 from onewriter_operator.app import Operator, OperatorLimits
 from onewriter_operator.logs import configure_logging
-from onewriter_operator.settings import OperatorSettings
+from onewriter_operator.settings import ENVIRONMENT_PREFIX, OperatorSettings
 
 log = structlog.get_logger(__name__)
 
@@ -30,13 +31,20 @@ def operator() -> None:
 def serve(limits: OperatorLimits = OperatorLimits()) -> NoReturn:
     """Run one replica with the settings of the environment, and end the process."""
     configure_logging()
-    settings = OperatorSettings()
     try:
+        settings = _settings()
         wanted = configuration.read(settings.configuration)
     except ConfigurationError as error:
         click.echo(str(error), err=True)
         sys.exit(EXIT_USAGE)
     sys.exit(uvloop.run(run(Operator(settings, wanted, limits))))
+
+
+def _settings() -> OperatorSettings:
+    try:
+        return OperatorSettings()
+    except ValidationError as error:
+        raise invalid_settings(error, ENVIRONMENT_PREFIX) from None
 
 
 async def run(replica: Operator) -> int:

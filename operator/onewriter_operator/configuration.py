@@ -699,7 +699,7 @@ def read(path: Path) -> Configuration:
         return Configuration.from_document(document)
     except pydantic.ValidationError as error:
         lines = [
-            f"{path}: {'.'.join(map(str, each['loc'])) or 'all'}: {each['msg']}"
+            f"{path}: {'.'.join(map(str, each['loc'])) or 'all'}: {each['msg'].removeprefix('Value error, ')}"
             for each in error.errors()
         ]
         raise ConfigurationError("\n".join(lines)) from error

@@ -48,7 +48,7 @@ class Sidecars:
         return None if self._webhook is None else self._webhook.not_after
 
     async def start(self, kube: Kube) -> None:
-        """Listen, if there is a webhook. Raises OSError when its certificate cannot be read."""
+        """Listen, if there is a webhook. Raises as ``Webhook.start`` does."""
         self._kube = kube
         if self._webhook is not None:
             await self._webhook.start(self._settings.host, self._settings.webhook_port)

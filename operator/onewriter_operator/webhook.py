@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -19,13 +18,11 @@ from aiohttp import web
 from cryptography import x509
 
 from onewriter_core.json_values import Json
+from onewriter_http.certificate import ServerCertificate
 from onewriter_http.limits import Limits
 from onewriter_http.routes import Callers, For, Routes
 from onewriter_http.server import Server
 from onewriter_operator.admission import Injection, NotInjectable, patch_of
-
-CHECK_SECONDS: Final = 5.0
-"""Interval at which certificate and key are checked for a change."""
 
 BODY_BYTES_MAX: Final = 3 * 1024 * 1024
 """Largest AdmissionReview: at most two copies of a pod."""
@@ -49,58 +46,40 @@ class Webhook:
         self._cert_file = cert_file
         self._key_file = key_file
         self._injection = injection
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._seen: tuple[float, ...] = ()
+        self.certificate: ServerCertificate | None = None
+        """The served certificate; None before ``start``."""
         app = web.Application(client_max_size=BODY_BYTES_MAX)
         self.routes: Routes[For] = Routes(app.router)
         self.routes.add_post("/inject", self._inject, INJECT)
         self._server = Server(app, LIMITS, self.routes, name=__name__)
-        self.not_after: float | None = None
-        """Unix time at which the served certificate expires."""
-        self.problem = "the webhook has no certificate yet"
+
+    @property
+    def not_after(self) -> float | None:
+        """Unix time at which the served certificate expires; None before ``start``."""
+        return None if self.certificate is None else self.certificate.not_after
+
+    @property
+    def problem(self) -> str:
+        """Why the present files are not served; empty if they are."""
+        if self.certificate is None:
+            return "the webhook has no certificate yet"
+        problem = self.certificate.problem
+        return f"the webhook's certificate cannot be used: {problem}" if problem else ""
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. Raises OSError when the certificate cannot be read."""
-        await self._load()
-        await self._server.listen(host, port, self._context)
+        """Listen. Raises UnusableCertificateError, and OSError if the address is in use."""
+        certificate = await asyncio.to_thread(ServerCertificate, self._cert_file, self._key_file)
+        await self._server.listen(host, port, **certificate.server_options())
+        self.certificate = certificate
 
     async def run(self) -> None:
-        """Load renewed certificates until cancelled; an unreadable one is ignored."""
-        while True:
-            await asyncio.sleep(CHECK_SECONDS)
-            await self.refresh()
-
-    async def refresh(self) -> None:
-        """Load a renewed certificate for new connections."""
-        try:
-            await self._load()
-        except OSError as error:  # a pair that does not fit is one, too: ssl.SSLError
-            self.problem = f"the webhook's certificate cannot be read: {error}"
-            log.warning("webhook.certificate_unreadable", reason=str(error))
+        """Serve renewed certificates until cancelled, after ``start``."""
+        if self.certificate is not None:
+            await self.certificate.run()
 
     async def stop(self) -> None:
         """Stop listening."""
         await self._server.stop()
-
-    async def _load(self) -> None:
-        seen = await asyncio.to_thread(self._modified)
-        if seen != self._seen:
-            self.not_after = await asyncio.to_thread(self._take_over)
-            self._seen = seen
-            log.info("webhook.certificate_loaded", file=str(self._cert_file))
-        self.problem = ""
-
-    def _take_over(self) -> float:
-        try:
-            found = x509.load_pem_x509_certificate(self._cert_file.read_bytes())
-        except ValueError as error:
-            raise OSError(f"{self._cert_file}: no certificate in PEM") from error
-        self._context.load_cert_chain(str(self._cert_file), str(self._key_file))
-        return found.not_valid_after_utc.timestamp()
-
-    def _modified(self) -> tuple[float, ...]:
-        return tuple(file.stat().st_mtime for file in (self._cert_file, self._key_file))
 
     async def _inject(self, request: web.Request) -> web.Response:
         try:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from onewriter_core.errors import install_command
 from onewriter_pipeline.errors import EngineFailed
 
 JAVA_VERSION_MIN: Final = 17
@@ -56,7 +57,7 @@ def use_java(environment: dict[str, str] | None = None) -> None:
         )
         raise EngineFailed(
             f"Spark needs Java {JAVA_VERSION_MIN} or later, and {found}: install one (Debian:"
-            " apt-get install default-jre-headless), or pip install 'onewriter[spark,java]'"
+            f" apt-get install default-jre-headless), or run {install_command('spark', 'java')}"
         )
     variables["JAVA_HOME"] = str(home_of(bundled))
 

@@ -116,7 +116,7 @@ class Lab:
         topics = [topic(detection=detection)]
         body = {"revision": "r", "topics": topics, "claims": claims, "pods": pods or {}}
         http = Http(self.brokers.http_urls[number], self.operator_token)
-        code, answer = http("PUT", DESIRED, body)
+        code, answer = http.patiently("PUT", DESIRED, body)
         assert code == 200, answer
 
     def is_ready(self, number: int = 0) -> bool:
@@ -161,7 +161,7 @@ class Lab:
         return False
 
     def status(self) -> Json:
-        code, found = self.http("GET", STATUS)
+        code, found = self.http.patiently("GET", STATUS)
         assert code == 200, found
         assert isinstance(found, dict)
         return found
@@ -381,7 +381,7 @@ ANOTHER = "registered with an anchor that is not this one"
 
 def entries(lab: Lab) -> int:
     """The number of stored entries, over all ledgers."""
-    code, found = lab.http("GET", f"{STATUS}/segments?after=0:0")
+    code, found = lab.http.patiently("GET", f"{STATUS}/segments?after=0:0")
     assert code == 200, found
     return sum(int(each["entries"]) for each in found["segments"])
 

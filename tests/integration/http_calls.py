@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -16,6 +17,12 @@ OWN = "/onewriter/v1/topics/public/default"
 
 CALL_SECONDS_MAX = 120.0
 """Time limit for an answer: a machine may be slow, and a call that waits for an event takes a minute."""
+
+
+RETRY_SECONDS_MAX = 240.0
+"""Time in which a call is repeated that the broker cannot answer yet."""
+
+_NOT_YET = frozenset({429, 503})
 
 
 def epoch_of(producer: RawProducer) -> int:
@@ -61,6 +68,20 @@ class Http:
             with error:
                 self.location = error.headers.get("Location", "")
                 return error.code, _read(error.read())
+
+    def patiently(
+        self, method: str, path: str, body: object = None, **headers: str
+    ) -> tuple[int, Any]:
+        """As a call, repeated while the broker answers that it is to be repeated, as a client does.
+
+        A broker that is ready may still wait for one of its buckets. Returns the last answer.
+        """
+        deadline = time.monotonic() + RETRY_SECONDS_MAX
+        while True:
+            found = self(method, path, body, **headers)
+            if found[0] not in _NOT_YET or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)
 
 
 def _read(raw: bytes) -> Any:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Any
 
 import pulsar
 import pytest
 from tests.integration.conftest import RawClients, StockClients
 from tests.integration.forked_brokers import BUCKETS, forked_brokers
-from tests.integration.http_calls import OWN, Http, epoch_of
+from tests.integration.http_calls import ADMIN, OWN, Http, epoch_of
 from tests.integration.raw import (
     EXCLUSIVE,
     FENCING,
@@ -28,7 +29,7 @@ from tests.integration.raw import (
 )
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.log.store.keys import SETTINGS, Keys
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName
 from onewriter_testing.processes import LocalBrokers
@@ -184,6 +185,57 @@ def test_a_state_that_was_overwritten_is_written_again(
     assert contents_of(brokers.address(), topic) == [b"kept", b"new"]
     assert raw(brokers.address()).subscribe(topic, "durable").contents(1) == [b"new"]
     assert not [event for event in brokers.events("entries.lost") if event["topic"] == topic]
+
+
+@pytest.mark.parametrize("field", ["heardAt", "sequences", "epoch"])
+def test_a_field_that_was_overwritten_stops_its_topic_and_not_its_clients(
+    brokers: LocalBrokers,
+    store: StoreServer,
+    raw: RawClients,
+    topic: str,
+    neighbour: str,
+    field: str,
+) -> None:
+    key = keys_of(topic)[1]
+    connection = raw(brokers.address())
+    writer = connection.producer(topic, EXCLUSIVE)
+    writer.publish(b"kept")
+    other = connection.producer(neighbour, EXCLUSIVE)
+    asked, _ = Http(brokers.http_url)(
+        "PUT", f"{ADMIN}/persistent/public/default/{TopicName.parse(topic).local}/unload"
+    )
+    assert asked == HTTPStatus.NO_CONTENT
+    writer.closed_by_broker()
+    other.publish(b"goes on")
+    before = store.command("HGET", key, field)
+    ledger = store.command("HGET", key, "ledger")
+    store.command("HSET", key, field, "foreign")
+
+    for _ in range(3):
+        refused = refusal(lambda: connection.producer(topic, EXCLUSIVE))
+        assert refused.code is ServerError.PERSISTENCE_ERROR
+        assert f"{key}: {field} is 'foreign'" in refused.text
+        other.publish(b"on the same connection")
+    assert field in status(brokers, topic)["waitingReason"]
+    assert store.command("HGET", key, "ledger") == ledger
+    assert brokers.events("connection.failed") == []
+    assert brokers.events("http.defect") == []
+
+    store.command("HSET", key, field, before or "")
+    again = after_repair(brokers, raw, topic, EXCLUSIVE)
+    again.publish(b"new")
+    assert contents_of(brokers.address(), topic) == [b"kept", b"new"]
+
+
+def test_settings_that_were_overwritten_stop_no_broker(
+    brokers: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
+) -> None:
+    writer = raw(brokers.address()).producer(topic, EXCLUSIVE)
+    store.command("HSET", SETTINGS, "policy/public/default/compactionThreshold", "foreign")
+    brokers.wait_for_event("namespaces.unreadable", lambda _: True)
+    for number in range(10):
+        writer.publish(b"%d" % number)
+    store.command("HDEL", SETTINGS, "policy/public/default/compactionThreshold")
 
 
 def test_takeovers_wait_for_the_audit_while_the_holder_writes(

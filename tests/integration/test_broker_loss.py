@@ -106,6 +106,19 @@ def test_the_owner_is_killed_and_its_holder_continues_at_the_other_broker(
         raw(bare.address(1)).producer(topic, EXCLUSIVE)
 
 
+def test_a_stock_client_that_asks_for_a_topic_of_a_dead_broker_is_led_to_its_successor(
+    bare: LocalBrokers, stock: StockClients
+) -> None:
+    """Its look-up waits while the heartbeat is late, well within the client's time limit of 30 s for an operation."""
+    topic = topic_of(bare, 0, "asked")
+    placed(bare, topic)
+    client = stock(bare.service_urls[1])
+    bare.kill(0)
+    producer = client.create_producer(topic, access_mode=Mode.Exclusive)
+    producer.send(b"after")
+    assert contents_of(bare.address(1), topic) == [b"after"]
+
+
 def test_the_holder_keeps_its_epoch_although_twenty_prioritised_waiters_were_quicker(
     bare: LocalBrokers, raw: RawClients
 ) -> None:

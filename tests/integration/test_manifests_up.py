@@ -61,9 +61,14 @@ def test_a_second_start_on_the_same_data_directory_is_refused(tmp_path: Path) ->
     assert "in use" in answer
 
 
+def test_an_invalid_setting_is_named_by_its_variable(tmp_path: Path) -> None:
+    answer = refused(tmp_path, GOOD, "--minimum-durability", "Strong")
+    assert "ONEWRITER_MINIMUM_DURABILITY: Input should be 'None', 'Local'" in answer
+
+
 def test_a_port_in_use_is_reported(broker: LocalBrokers, tmp_path: Path) -> None:
     answer = refused(tmp_path, GOOD, "--port", str(broker.address()[1]))
-    assert "address already in use" in answer.lower()
+    assert "in use by another program" in answer
 
 
 def test_a_store_weaker_than_promised_is_refused(tmp_path: Path) -> None:

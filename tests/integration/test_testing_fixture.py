@@ -25,7 +25,5 @@ def test_without_the_broker_the_error_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "onewriter_testing.processes", None)
-    with pytest.raises(
-        ConfigurationError, match=r"pip install 'onewriter\[broker,embedded,testing\]'"
-    ):
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[broker,embedded,testing\]'"):
         running_brokers()

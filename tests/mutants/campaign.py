@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import queue
@@ -209,10 +210,18 @@ def chosen(words: Sequence[str]) -> list[Mutant]:
 
 
 def unmutated_failure(copy: Copy, mutants: Iterable[Mutant], selection: Sequence[str]) -> str:
-    """The likely test that fails without any bug; empty if all pass."""
+    """The likely test that fails without any bug; empty if all pass.
+
+    Each folder of tests gets a process of its own, as in the tiers: some configure the log of their whole process.
+    """
     paths = sorted({path for mutant in mutants for path in mutant.caught_by})
-    code, first = copy.test(paths, TIER_SECONDS_MAX, *selection, "-n2", "--timeout", "600")
-    return "" if code == 0 else first
+    for _, group in itertools.groupby(paths, lambda path: Path(path).parts[:2]):
+        code, first = copy.test(
+            list(group), TIER_SECONDS_MAX, *selection, "-n2", "--timeout", "600"
+        )
+        if code not in {0, PYTEST_COLLECTED_NOTHING}:
+            return first
+    return ""
 
 
 def run(mutants: Sequence[Mutant], options: argparse.Namespace) -> list[Result]:

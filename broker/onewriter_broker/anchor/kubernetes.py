@@ -10,9 +10,12 @@ each record:
 
 * **Every record has its own version.** A change names the version of its bucket's record. A PUT that
   is refused because *another* bucket's record changed (409) is repeated with the present object; a
-  change fails only if its own record has another version.
+  change fails only if its own record has another version, or if other processes are first for
+  WRITE_SECONDS_MAX. Pauses grow with the refusals, with jitter, so that many writers do not refuse
+  each other's PUTs.
 * **Concurrent changes share a PUT.** One request is under way at a time; changes that arrive meanwhile
-  are combined in the next one. So a broker that takes over another broker's buckets writes once.
+  are combined in the next one, also if that repeats a refused one. So a broker that takes over another
+  broker's buckets writes once.
 
 A read is one GET without a resourceVersion, which the API server answers from a quorum of etcd.
 Readers share a GET only if it is sent after each of their calls: its answer is not older than any of
@@ -27,6 +30,7 @@ with Unavailable.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -45,11 +49,18 @@ from onewriter_core.api.common import API_VERSION
 from onewriter_core.errors import ConfigurationError, Unavailable
 from onewriter_core.ids import NUMBER_MAX
 
-WRITE_ATTEMPTS_MAX: Final = 10
-"""Largest number of PUTs of one batch; before each retry another process succeeded."""
+WRITE_SECONDS_MAX: Final = 5.0
+"""Time in which a refused PUT is repeated: as long as one request may take, so callers wait no longer than for an API
+server that does not answer."""
+
+PAUSE_SECONDS_MAX: Final = 0.5
+"""The longest pause before a refused PUT is repeated."""
+
+ATTEMPT_SECONDS_MIN: Final = 0.005
+"""An attempt that took less time counts as this long in the calculation of a pause."""
 
 CHANGES_MAX: Final = 4_096
-"""Largest number of compare-and-sets that wait for a PUT; more are refused."""
+"""Largest number of compare-and-sets that wait for their result; more are refused."""
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
@@ -72,6 +83,14 @@ class _Seen:
 
 
 NOTHING: Final = _Seen()
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The API server did not replace the object, because another process changed it first."""
+
+    status: int
+    reason: str
 
 
 @dataclass(slots=True, eq=False)
@@ -100,8 +119,10 @@ class KubernetesAnchor:
         namespace: str = "",
         *,
         changes_max: int = CHANGES_MAX,
+        randomness: random.Random | None = None,
     ) -> None:
         self._changes_max = changes_max
+        self._randomness = random.Random() if randomness is None else randomness  # noqa: S311 - jitter needs no secrecy
         self._api = api
         self._name = name
         self._namespace = namespace or api.server.namespace
@@ -112,6 +133,7 @@ class KubernetesAnchor:
         self._known: _Seen | None = None
         self._writes = 0
         self._changes: dict[_Change, None] = {}
+        self._sent: list[_Change] = []
         self._writing = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._requests = 0
@@ -138,7 +160,8 @@ class KubernetesAnchor:
     async def compare_and_set(self, bucket: int, version: int, record: Record) -> int | None:
         """Write version ``version + 1``; None if another process was first.
 
-        Raises Unavailable if the API server gives no answer; then the record may have been written.
+        Raises Unavailable if the API server gives no answer; then the record may have been written. Also
+        raises it if other processes change the object again and again; then it was not written.
         """
         desired = _encoded(bucket, version + 1, record)
         if len(self._changes) >= self._changes_max:
@@ -211,48 +234,64 @@ class KubernetesAnchor:
 
     async def _write_waiting(self) -> None:
         """Decide all waiting changes, in one PUT if any of them can be made."""
-        changes = list(self._changes)
-        self._changes.clear()
         try:
-            await self._write(changes)
+            await self._write()
         except (Unavailable, ConfigurationError) as error:
-            for change in changes:
+            for change in self._sent:
                 _fail(change, error)
         finally:  # cancelled: the result is unknown
-            for change in changes:
+            for change in self._sent:
                 _fail(change, Unavailable("the change of the anchor was broken off"))
+            self._sent = []
 
-    async def _write(self, changes: list[_Change]) -> None:
-        for _ in range(WRITE_ATTEMPTS_MAX):
-            seen = self._known
-            if seen is None or any(seen.version(each.bucket) < each.version for each in changes):
-                seen = await self._get()
-            records, made = _applied(seen, changes)
-            answered = None
-            if made:
-                answered = await self._put(seen, records)
-                if answered is None:
-                    continue
-                self._known = answered
-                self._writes += 1
-            for change in changes:
-                if not change.answer.done():
-                    change.answer.set_result(change.version + 1 if change in made else None)
-            return
-        raise Unavailable(f"BucketAnchor {self._namespace}/{self._name} keeps changing")
+    async def _write(self) -> None:
+        began_at, refusals = _now(), 0
+        while True:
+            attempt_at = _now()
+            changes = self._sent = [each for each in self._changes if not each.answer.done()]
+            answered = await self._write_once(changes)
+            if not isinstance(answered, _Refusal):
+                return
+            refusals += 1
+            pause = pause_seconds(refusals, _now() - attempt_at, self._randomness)
+            if _now() + pause - began_at > WRITE_SECONDS_MAX:
+                raise Unavailable(
+                    f"BucketAnchor {self._namespace}/{self._name} keeps changing: {refusals} writes in"
+                    f" {_now() - began_at:.1f} s were refused, the last with {answered.status},"
+                    f" {answered.reason}. Brokers try again. If it lasts, find out what else writes this"
+                    " object."
+                )
+            self._sent = []  # none is under way: if this caller is cancelled, the next one continues
+            await asyncio.sleep(pause)
 
-    async def _put(self, seen: _Seen, records: Mapping[int, BucketRecord]) -> _Seen | None:
-        """Replace or create the object; None if it has changed since it was read."""
+    async def _write_once(self, changes: list[_Change]) -> _Refusal | None:
+        """Decide the changes, unless the PUT that some of them need is refused."""
+        seen = self._known
+        if seen is None or any(seen.version(each.bucket) < each.version for each in changes):
+            seen = await self._get()
+        records, made = _applied(seen, changes)
+        if made:
+            answered = await self._put(seen, records)
+            if isinstance(answered, _Refusal):
+                return answered
+            self._known = answered
+            self._writes += 1
+        for change in changes:
+            if not change.answer.done():
+                change.answer.set_result(change.version + 1 if change in made else None)
+        return None
+
+    async def _put(self, seen: _Seen, records: Mapping[int, BucketRecord]) -> _Seen | _Refusal:
+        """Replace or create the object, unless it has changed since it was read."""
         self._known = None  # unknown until the answer arrives
         document = self._document(seen, records)
         if seen.exists:
             answer = await self._api.send("PUT", self._path, document)
         else:
             answer = await self._api.send("POST", self._collection, document)
-        if answer.status == _CONFLICT:
-            return None
-        if answer.status == _NOT_FOUND and _is_about(answer, self._name):
-            return None  # deleted meanwhile
+        is_deleted = answer.status == _NOT_FOUND and _is_about(answer, self._name)
+        if answer.status == _CONFLICT or is_deleted:
+            return _Refusal(answer.status, answer.reason)
         return self._seen(answer)
 
     def _document(self, seen: _Seen, records: Mapping[int, BucketRecord]) -> dict[str, Any]:
@@ -269,6 +308,22 @@ class KubernetesAnchor:
             "buckets": [record.model_dump(mode="json") for record in ordered],
             "summary": summary.model_dump(mode="json"),
         }
+
+
+def pause_seconds(refusals: int, attempt_seconds: float, randomness: random.Random) -> float:
+    """The pause after this many refusals in a row (from 1), of which the last took ``attempt_seconds``.
+
+    None after the first: it may only show that the object known here was outdated. Then its upper bound doubles,
+    from half of an attempt to PAUSE_SECONDS_MAX.
+    """
+    if refusals == 1:
+        return 0.0
+    longest = max(attempt_seconds, ATTEMPT_SECONDS_MIN) * 2.0 ** min(refusals - 3, 30)
+    return randomness.uniform(0.0, min(longest, PAUSE_SECONDS_MAX))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _applied(seen: _Seen, changes: list[_Change]) -> tuple[dict[int, BucketRecord], list[_Change]]:

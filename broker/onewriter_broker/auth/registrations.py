@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from onewriter_broker.log.store.api import LogStore
-from onewriter_core.errors import OnewriterError
+from onewriter_core.errors import OnewriterError, Unavailable
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.publish_rights import KEY_BYTES, registration_of
 
@@ -67,8 +67,13 @@ class Registrations:
                 log.debug("registrations.store_away", reason=str(error))
 
     async def refresh(self) -> None:
-        """Use the key in the store, or store this broker's key if there is none. Raises Undecided."""
-        self._key = await self._store.settle_setting(KEY_SETTING, self._key or self._make_key())
+        """Use the key in the store, or store this broker's key if there is none. Raises Undecided, and Unavailable if the key
+        in the store is empty.
+        """
+        key = await self._store.settle_setting(KEY_SETTING, self._key or self._make_key())
+        if not key:
+            raise Unavailable(f"the store has an empty {KEY_SETTING}")
+        self._key = key
 
     def of(self, topic: TopicName, epoch: int, holder: Identity) -> str | None:
         """The registration of an epoch's holder; None while the key is not known."""

@@ -16,6 +16,7 @@ from onewriter_broker.resources.ownerships import GenerationStatus, Ownerships, 
 from onewriter_broker.resources.records import decode as decode_record
 from onewriter_broker.topic.epoch_checks import Prove, epoch_status_of, raise_floor
 from onewriter_broker.topic.history.tenures import tenure_of
+from onewriter_broker.topic.registry.stored_states import check_state
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.authorization import OwnedResource
 from onewriter_core.errors import Fenced, Refused, ServerError, Unavailable
@@ -172,7 +173,9 @@ class Guards:
         """
         if requested.group is not None:
             return await self._owned_elsewhere(requested, target)
-        state = await target.store.read_state(TopicName.parse(requested.name))
+        name = TopicName.parse(requested.name)
+        state = await target.store.read_state(name)
+        check_state(name, state, self._buckets)
         tenure = tenure_of(state)
         current = 0 if tenure is None else tenure.epoch
         return GenerationStatus(current, int(state.get("epoch", "0")))
@@ -221,7 +224,7 @@ def _judge(requested: RequestedGuard, guard_status: GenerationStatus) -> None:
 
 def _over(name: str, number: int, highest: int) -> Fenced:
     return Fenced(
-        f"the guard {name} is not at {number} any more. Current epoch: {highest}",
+        f"the guard {name} has a newer number than {number}. Current epoch: {highest}",
         epoch=number,
         current_epoch=highest,
     )

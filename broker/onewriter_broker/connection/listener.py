@@ -20,7 +20,6 @@ from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.session import Session
 from onewriter_broker.connection.withdrawals import ConnectionConsumers
 from onewriter_broker.quotas.book import QuotaExceeded, QuotaUnit, connection_units
-from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.wire import replies
@@ -29,6 +28,7 @@ from onewriter_core.wire.frames import FRAME_LENGTH_MAX
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.server import ServerConnection
 from onewriter_http.addresses import address_of
+from onewriter_http.certificate import ServerCertificate
 
 SERVER_VERSION = "onewriter 0.1.0"
 

@@ -1,7 +1,8 @@
 """Look-ups: which broker serves a topic, how many partitions it has, which topics there are.
 
 While a bucket moves, it has no owner for a moment. The look-up waits for the new owner, because
-clients retry refused look-ups with growing delays. If waiting would not help or takes too long, the
+clients retry refused look-ups with growing delays. It also waits while the heartbeat of the owner is late, because a
+dead broker must not be named (owner_waits.py). If waiting would not help or takes too long, the
 answer is MetadataError, on which all clients retry. If a look-up is answered with ServiceNotReady,
 clients close the whole connection, and with it every producer that leads on it.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.auth.authorization import Authorization
@@ -23,6 +25,9 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 NO_OWNER = "Failed to acquire ownership of the topic's bucket in time"
 """The C++ client keeps its connection if a look-up fails with these words, whatever the code is."""
+
+WAITING_MAX = 1_000
+"""Look-ups of one connection that wait for an owner while its other commands are handled."""
 
 Write = Callable[..., None]
 """Takes a frame, possibly in parts."""
@@ -75,43 +80,69 @@ class Lookups:
         self._topics = topics
         self._listings = listings or Listings(topics)
         self._listing = asyncio.Lock()
+        self._waiting = 0
         self._authorization = authorization
         self._identity = identity
         self._over_tls = over_tls
         self._over_plain = over_plain
 
-    def answer_now(self, command: pb.CommandLookup, write: Write) -> bool:
-        """Answer LOOKUP if it need not wait. False: ``lookup`` answers it.
+    def answer(self, command: pb.CommandLookup, write: Write) -> bool:
+        """Answer LOOKUP, now or as soon as the owner is known, without a task. False: ``lookup`` answers it.
 
-        After the death of a broker, its clients send many look-ups for each topic.
+        After the death of a broker, its clients send many look-ups. At WAITING_MAX, or if too many look-ups of this
+        broker wait, a broker whose heartbeat is late is named at once.
         """
+        name = self._named(command, write)
+        if name is None:
+            return True
+        bucket, waits = self._topics.bucket_of(name), self._topics.owner_waits
+        owner = waits.known(bucket)
+        if owner is None and self._waiting < WAITING_MAX:
+            answer = partial(self._found, command.request_id, name, write)
+            if waits.call(bucket, answer):
+                self._waiting += 1
+                return True
+        owner = owner or self._topics.ownership.owner_of(bucket)
+        if owner is None:
+            return False
+        self._connect(command.request_id, owner, write)
+        return True
+
+    def _found(
+        self, request_id: int, name: TopicName, write: Write, owner: Addresses | None
+    ) -> None:
+        """Answer a look-up that has waited."""
+        self._waiting -= 1
+        self._answer(request_id, name, write, owner)
+
+    async def lookup(self, command: pb.CommandLookup, write: Write) -> None:
+        """Answer LOOKUP: connect to the owner."""
+        name = self._named(command, write)
+        if name is not None:
+            self._answer(command.request_id, name, write, await wait_for_owner(self._topics, name))
+
+    def _named(self, command: pb.CommandLookup, write: Write) -> TopicName | None:
+        """The topic of a look-up; None if the look-up was refused."""
         try:
             name = TopicName.parse(command.topic)
             check_listener(command.advertised_listener_name)
         except (Refused, InvalidTopicName) as error:
             write(replies.lookup_failed(command.request_id, _code(error), str(error)))
-            return True
-        owner = self._topics.ownership.owner_of(self._topics.bucket_of(name))
-        if owner is None:
-            return False
-        self._connect(command, owner, write)
-        return True
+            return None
+        return name
 
-    async def lookup(self, command: pb.CommandLookup, write: Write) -> None:
-        """Answer LOOKUP: connect to the owner."""
-        if self.answer_now(command, write):
-            return
-        name = TopicName.parse(command.topic)
-        owner = await wait_for_owner(self._topics, name)
+    def _answer(
+        self, request_id: int, name: TopicName, write: Write, owner: Addresses | None
+    ) -> None:
         if owner is None:
             text = f"{NO_OWNER}: {why_not_served(self._topics, name)}"
-            write(replies.lookup_failed(command.request_id, ServerError.METADATA_ERROR, text))
+            write(replies.lookup_failed(request_id, ServerError.METADATA_ERROR, text))
         else:
-            self._connect(command, owner, write)
+            self._connect(request_id, owner, write)
 
-    def _connect(self, command: pb.CommandLookup, owner: Addresses, write: Write) -> None:
+    def _connect(self, request_id: int, owner: Addresses, write: Write) -> None:
         plain, tls = self._over_plain(owner).broker_url, self._over_tls(owner).broker_url
-        write(replies.lookup_connect(command.request_id, plain, broker_url_tls=tls))
+        write(replies.lookup_connect(request_id, plain, broker_url_tls=tls))
 
     async def partitions(self, command: pb.CommandPartitionedMetadata, write: Write) -> None:
         """Answer PARTITIONED_METADATA: 0 for a topic that is not partitioned, or does not exist

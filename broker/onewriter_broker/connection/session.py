@@ -179,7 +179,7 @@ class Session:
                 self._producers.named_partitions.metadata_requested(command.topic)
                 self._requests.beside(self._lookups.partitions(command, self._link.write))
             case pb.CommandLookup():
-                if not self._lookups.answer_now(command, self._link.write):
+                if not self._lookups.answer(command, self._link.write):
                     self._requests.beside(self._lookups.lookup(command, self._link.write))
             case pb.CommandGetTopicsOfNamespace():
                 self._requests.beside(

@@ -30,11 +30,11 @@ from onewriter_broker.log.store.compacted import view_of
 from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.quotas.book import Quota
 from onewriter_broker.ticks import Ticks
-from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compaction.schedule import Compactions
 from onewriter_core.ids import escaped, is_printable
 from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import Purpose, TransitionCause
+from onewriter_http.certificate import ServerCertificate
 
 TOPIC_SERIES_MAX: Final = 1_000
 """Topics with series of their own."""

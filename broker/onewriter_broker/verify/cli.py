@@ -72,7 +72,7 @@ def verify_command(
     messages were acknowledged, what was read) is not checked here: docs/invariants.md.
     """
     if everything == (topic is not None):
-        raise click.UsageError("name a topic, or say --all")
+        raise click.UsageError("name a TOPIC, or use --all")
     configure_logging(level=logging.WARNING)
     name = None if topic is None else _topic_name(topic)
     settings = _settings(data_dir, redis_url, buckets)
@@ -100,7 +100,7 @@ def _settings(data_dir: Path | None, redis_url: str | None, buckets: int | None)
         given["redis_url"] = redis_url
     if buckets is not None:
         given["buckets"] = buckets
-    settings = Settings(**given)  # type: ignore[arg-type]  # pydantic judges
+    settings = Settings.read(**given)
     if settings.redis_url or settings.redis_sentinels:
         return settings
     found = sorted((settings.data_dir.absolute() / "run").glob("*.json"))

@@ -11,14 +11,15 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onewriter_core.errors import ConfigurationError
+from onewriter_core.errors import ConfigurationError, install_command
 from onewriter_testing.fake_store.commands import Call, CommandError, Reply, Status, Words
 
 try:
     import lupa.lua51 as lupa
 except ImportError as error:  # pragma: no cover - an extra
     raise ConfigurationError(
-        "the in-process broker executes the store's Lua scripts with lupa: pip install 'onewriter[testing]'"
+        "the in-process broker executes the store's Lua scripts with lupa, which is not installed: "
+        f"run {install_command('testing')}"
     ) from error
 
 _LIBRARY = b"""

@@ -36,9 +36,15 @@ class Directory:
         self._options = options
         self._spawn = spawn
         self._first = 0
+        self._unreachable = ""
         self._connections: dict[_Way, Connection] = {}
         self._opening: dict[_Way, asyncio.Lock] = {}
         self._is_closed = False
+
+    @property
+    def unreachable(self) -> str:
+        """Why the latest attempt reached no broker of the service URL; empty if it reached one."""
+        return self._unreachable
 
     async def owner_of(self, topic: TopicName) -> Connection:
         """Return a connection to the broker that serves the topic.
@@ -136,8 +142,10 @@ class Directory:
                 troubles.append(error)
                 continue
             self._first = index
+            self._unreachable = ""
             return connection
-        raise Unavailable("; ".join(str(error) for error in troubles))
+        self._unreachable = "; ".join(str(error) for error in troubles)
+        raise Unavailable(self._unreachable)
 
     async def _look_up(
         self, connection: Connection, topic: TopicName, *, is_authoritative: bool

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import click
 from pydantic import ValidationError
 
-from onewriter._errors import ConfigurationError, Refused, ServerError, Unavailable
+from onewriter._errors import Refused, ServerError, Unavailable
 from onewriter.sidecar.settings import ENVIRONMENT_PREFIX, Endpoint, Settings
+from onewriter_core.command import invalid_settings
 
 Kind = TypeVar("Kind", bound=Endpoint)
 
@@ -24,7 +25,10 @@ CALL_SECONDS = 30.0
 
 @click.group("sidecar", invoke_without_command=True)
 @click.option("--topic", help="The topic to lead; none: the sidecar only relays.")
-@click.option("--service-url", help="The brokers: pulsar://HOST:PORT,... or pulsar+ssl://...")
+@click.option(
+    "--service-url",
+    help="The brokers: pulsar://HOST:PORT,... or pulsar+ssl://...  [default: pulsar://127.0.0.1:6650]",
+)
 @click.option(
     "--identity", help="Name of this candidate, as published at a takeover. Default: the host name."
 )
@@ -45,8 +49,8 @@ CALL_SECONDS = 30.0
     type=click.Path(path_type=Path),
     help="CA certificates for TLS; default: the system's.",
 )
-@click.option("--host", help="Loopback address of the API.")
-@click.option("--port", type=int, help="Port of the API; 0: none.")
+@click.option("--host", help="Loopback address of the API.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port of the API; 0: none.  [default: 6680]")
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the API.")
 @click.option(
     "--release-key-file",
@@ -56,19 +60,27 @@ CALL_SECONDS = 30.0
 @click.option(
     "--relay-port",
     type=int,
-    help="Port on loopback where stock Pulsar clients reach the brokers; 0: none.",
+    help="Port on loopback where stock Pulsar clients reach the brokers; 0: none.  [default: 0]",
 )
-@click.option("--health-host", help="Separate address of probes and metrics.")
+@click.option("--health-host", help="Address of --health-port.  [default: 0.0.0.0]")
 @click.option(
-    "--health-port", type=int, help="Separate port of probes and metrics; 0: only on the API."
+    "--health-port",
+    type=int,
+    help="Separate port of probes and metrics; 0: only on the API.  [default: 0]",
 )
 @click.option(
     "--ready-when",
     type=click.Choice(["standing-by", "leading"]),
-    help="What GET /readyz waits for.",
+    help="When GET /readyz answers 200: in the queue or leading, or only while leading.  [default: standing-by]",
 )
-@click.option("--publish-timeout-seconds", type=float, help="Timeout for the result of a message.")
-@click.option("--stop-seconds", type=float, help="Time for releasing the topic at a stop.")
+@click.option(
+    "--publish-timeout-seconds",
+    type=float,
+    help="Timeout for the result of a message.  [default: 10]",
+)
+@click.option(
+    "--stop-seconds", type=float, help="Time for releasing the topic at a stop.  [default: 10]"
+)
 @click.pass_context
 def sidecar(context: click.Context, /, **options: Any) -> None:
     """Hold a topic for an application in any language, over HTTP on this machine.
@@ -122,12 +134,7 @@ def _settings(kind: type[Kind], given: dict[str, Any]) -> Kind:
     try:
         return kind(**given)
     except ValidationError as error:
-        lines = []
-        for each in error.errors():
-            name = "_".join(str(part) for part in each["loc"])
-            where = f"{ENVIRONMENT_PREFIX}{name.upper()}: " if name else ""
-            lines.append(f"{where}{each['msg']}")
-        raise ConfigurationError("\n".join(lines)) from error
+        raise invalid_settings(error, ENVIRONMENT_PREFIX) from error
 
 
 class _Connection(http.client.HTTPConnection):

@@ -25,10 +25,11 @@ class Endpoint(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="ignore")
 
     host: str = Field("127.0.0.1", description="loopback address of the API")
-    port: int = Field(6680, ge=0, le=65535, description="port of the API on it; 0: none")
-    socket: Path | None = Field(None, description="unix socket of the API, beside the port")
+    port: int = Field(6680, ge=0, le=65535, description="port of the API on that address; 0: none")
+    socket: Path | None = Field(None, description="unix socket of the API, in addition to the port")
     release_key_file: Path | None = Field(
-        None, description="the key that a release over the port needs; the sidecar writes it"
+        None,
+        description="file for the key that a release over the port needs; the sidecar writes it at its start",
     )
 
     @field_validator("host")
@@ -48,30 +49,46 @@ class Settings(Endpoint):
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="forbid")
 
     # Topic and identity
-    service_url: str = Field("pulsar://127.0.0.1:6650", description="the brokers")
+    service_url: str = Field(
+        "pulsar://127.0.0.1:6650",
+        description="URL of the brokers: pulsar://HOST:PORT,... or pulsar+ssl://...",
+    )
     relay_port: int = Field(
         0, ge=0, le=65535, description="port on loopback for stock Pulsar clients; 0: no relay"
     )
-    topic: str = Field("", validate_default=True, description="the topic to lead")
+    topic: str = Field(
+        "", validate_default=True, description="the topic to lead; empty: the sidecar only relays"
+    )
     identity: str = Field(
         default_factory=socket.gethostname,
         min_length=1,
         max_length=253,
-        description="who we are, as published at a takeover; a pod's name is its host name",
+        description="name of this candidate, as published at a takeover; in a pod the host name is the pod's name",
     )
-    producer_name: str = Field("", max_length=253, description="empty: the identity and a nonce")
+    producer_name: str = Field(
+        "", max_length=253, description="name of the producer; empty: the identity and a nonce"
+    )
     priority: int = Field(
-        0, ge=-PRIORITY_MAX - 1, le=PRIORITY_MAX, description="place in the waiting line (PIP-440)"
+        0,
+        ge=-PRIORITY_MAX - 1,
+        le=PRIORITY_MAX,
+        description="priority in the queue, higher first (PIP-440)",
     )
     announce: bool = Field(
         False, description="publish who leads at each takeover even without resume info"
     )
 
     # Credentials
-    token_file: Path | None = Field(None, description="read again for each use")
-    tls_ca_file: Path | None = Field(None, description="authorities; none: the system's")
-    tls_certificate_file: Path | None = Field(None, description="our own, if brokers ask for one")
-    tls_key_file: Path | None = Field(None, description="the key of that certificate")
+    token_file: Path | None = Field(
+        None, description="file with the client's token (a JWT); read again at each use"
+    )
+    tls_ca_file: Path | None = Field(
+        None, description="CA certificates that verify the brokers; none: the system's"
+    )
+    tls_certificate_file: Path | None = Field(
+        None, description="client certificate, if the brokers require one"
+    )
+    tls_key_file: Path | None = Field(None, description="private key of the client certificate")
 
     release_without_key: bool = Field(
         False,
@@ -79,27 +96,51 @@ class Settings(Endpoint):
     )
 
     # Further addresses
-    health_host: str = Field("0.0.0.0", description="address of probes and metrics alone")
-    health_port: int = Field(0, ge=0, le=65535, description="their port; 0: only on the API")
+    health_host: str = Field(
+        "0.0.0.0", description="address of the separate port for probes and metrics"
+    )
+    health_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="separate port for probes and metrics; 0: they are only on the API",
+    )
     ready_when: Literal["standing-by", "leading"] = Field(
-        "standing-by", description="when /readyz is 200: in line or leading, or only leading"
+        "standing-by",
+        description="when /readyz answers 200: in the queue or leading (standing-by), or only while leading",
     )
 
     # Time limits
     publish_timeout_seconds: float = Field(
-        10.0, gt=0, description="one message, from the request to its receipt"
+        10.0, gt=0, description="timeout for one message, from the request to its receipt"
     )
-    stop_seconds: float = Field(10.0, gt=0, description="release at a stop; then it just goes")
+    stop_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="time for releasing the topic at a stop; then the sidecar ends without it",
+    )
 
     # Sizes and numbers
-    message_bytes_max: int = Field(5 * 1024 * 1024, gt=0, description="one message's content")
-    resume_info_bytes_max: int = Field(64 * 1024, gt=0, description="what PUT /resume-info takes")
-    requests_max: int = Field(256, gt=0, description="publish requests handled at the same time")
-    streams_max: int = Field(16, gt=0, description="open publish streams")
-    event_streams_max: int = Field(32, gt=0, description="open readers of events")
-    maps_max: int = Field(16, gt=0, description="open shared maps")
-    pending_messages_max: int = Field(1_000, gt=0, description="messages without a receipt")
-    pending_bytes_max: int = Field(16 * 1024 * 1024, gt=0, description="the same in bytes")
+    message_bytes_max: int = Field(
+        5 * 1024 * 1024, gt=0, description="largest content of a message"
+    )
+    resume_info_bytes_max: int = Field(
+        64 * 1024, gt=0, description="largest body of PUT /resume-info"
+    )
+    requests_max: int = Field(
+        256,
+        gt=0,
+        description="largest number of publish requests that are handled at the same time",
+    )
+    streams_max: int = Field(16, gt=0, description="largest number of open publish streams")
+    event_streams_max: int = Field(32, gt=0, description="largest number of open event streams")
+    maps_max: int = Field(16, gt=0, description="largest number of open shared maps")
+    pending_messages_max: int = Field(
+        1_000, gt=0, description="largest number of messages without a receipt"
+    )
+    pending_bytes_max: int = Field(
+        16 * 1024 * 1024, gt=0, description="largest size of all messages without a receipt"
+    )
 
     @field_validator("topic")
     @classmethod

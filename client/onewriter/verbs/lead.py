@@ -61,7 +61,7 @@ def lead(context: click.Context, /, **given: Any) -> None:
 
     \b
     Exit codes: COMMAND's own (128 + N when signal N ended it), and
-      1    refused: there is no claim
+      1    refused, for example because no ProducerClaim allows it
       2    wrong usage
       120  the leadership was lost while COMMAND ran
       121  not the leader within --timeout-seconds

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import click
 
@@ -20,7 +21,31 @@ SERVICE_URL_VARIABLE = "ONEWRITER_SERVICE_URL"
 VERSION = "onewriter-command"
 """The client name in the handshake with brokers."""
 
+NOTICE_SECONDS = 1.0
+"""Interval at which a command compares whether a broker is reachable."""
+
 Result = TypeVar("Result")
+
+
+class CommandClient(Client):
+    """A client that says on standard error that it reaches no broker, because it waits without a word otherwise."""
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.spawn(self._report_unreachable())
+        return self
+
+    async def _report_unreachable(self) -> None:
+        """Print the reason once for each time in which no broker is reachable."""
+        is_reported = False
+        while True:
+            await asyncio.sleep(NOTICE_SECONDS)
+            reason = self._directory.unreachable
+            if reason and not is_reported:
+                click.echo(
+                    f"onewriter: {reason}; retrying (--service-url names the brokers)", err=True
+                )
+            is_reported = bool(reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +58,7 @@ class Connect:
 
     def client(self) -> Client:
         """Return a client. Raises ConfigurationError for an invalid URL."""
-        return Client(self.service_url, token=self.token_file, tls=self.tls, version=VERSION)
+        return CommandClient(self.service_url, token=self.token_file, tls=self.tls, version=VERSION)
 
 
 def connecting(command: Callable[..., Result]) -> Callable[..., Result]:

@@ -432,7 +432,12 @@ def encode_command(message: Message) -> bytes:
 
     Raises protobuf's EncodeError if a required field is missing, KeyError if the message is not a command.
     """
-    return encode_frame(_PREFIXES[type(message)], message.SerializeToString())
+    return encode_body(type(message), message.SerializeToString())
+
+
+def encode_body(kind: type[Message], body: bytes) -> bytes:
+    """The whole frame of a command of that class whose encoding is ``body``."""
+    return encode_frame(_PREFIXES[kind], body)
 
 
 def command_frame(kind: type[Message], pieces: Sequence[bytes]) -> list[bytes]:

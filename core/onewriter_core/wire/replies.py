@@ -9,9 +9,16 @@ Error texts must not contain the name of another error: the Go client searches f
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from onewriter_core.errors import ServerError
-from onewriter_core.wire.commands import BROKER_REQUEST_ID, encode_command, message_id_to_proto
+from onewriter_core.wire.commands import (
+    BROKER_REQUEST_ID,
+    encode_body,
+    encode_command,
+    message_id_to_proto,
+)
+from onewriter_core.wire.encoding import encode_varint
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId
 
@@ -24,6 +31,9 @@ TransactionCommand = (
     | pb.CommandEndTxnOnSubscription
     | pb.CommandTcClientConnectRequest
 )
+
+CONNECT_ANSWERS_MAX = 512
+"""Brokers whose answers to LOOKUP are kept without the request's id: clients of a lost broker look all topics up."""
 
 PING = encode_command(pb.CommandPing())
 PONG = encode_command(pb.CommandPong())
@@ -125,16 +135,29 @@ def close_consumer(
     )
 
 
-def lookup_connect(request_id: int, broker_url: str, *, broker_url_tls: str = "") -> bytes:
+def lookup_connect(
+    request_id: int, broker_url: str, *, broker_url_tls: str = "", authoritative: bool = True
+) -> bytes:
     """Answers LOOKUP: the topic is served at ``broker_url`` (empty if only TLS is served). Connect there."""
-    return encode_command(
-        pb.CommandLookupResponse(
-            request_id=request_id,
-            response=pb.CommandLookupResponse.CONNECT,
-            broker_service_url=broker_url or None,
-            broker_service_url_tls=broker_url_tls or None,
-            authoritative=True,
-        )
+    before, after = _connect_parts(broker_url, broker_url_tls, authoritative)
+    return encode_body(pb.CommandLookupResponse, before + encode_varint(request_id) + after)
+
+
+@lru_cache(CONNECT_ANSWERS_MAX)
+def _connect_parts(
+    broker_url: str, broker_url_tls: str, authoritative: bool
+) -> tuple[bytes, bytes]:
+    """The fields of ``lookup_connect`` before and after the value of the request's id, in their order."""
+    before = pb.CommandLookupResponse(
+        broker_service_url=broker_url or None,
+        broker_service_url_tls=broker_url_tls or None,
+        response=pb.CommandLookupResponse.CONNECT,
+    )
+    after = pb.CommandLookupResponse(authoritative=authoritative)
+    tag = pb.CommandLookupResponse.REQUEST_ID_FIELD_NUMBER << 3
+    return (
+        before.SerializePartialToString() + encode_varint(tag),
+        after.SerializePartialToString(),
     )
 
 

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Self
 
 import pytest
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from onewriter_core import command
 from onewriter_core.errors import (
@@ -104,7 +106,7 @@ def test_help_lists_every_verb_with_what_it_does_or_lacks(
         assert run("up", "--port", "1") == command.EXIT_USAGE
         assert capsys.readouterr().err == (
             "onewriter: up needs more than is installed (no module missing_library): "
-            "pip install 'onewriter[broker]'\n"
+            "run pip install '.[broker]' in a checkout of onewriter\n"
         )
     finally:
         for name in [name for name in sys.modules if "onewriter_broker" in name]:
@@ -213,3 +215,42 @@ def test_the_version_is_the_installed_one(
     monkeypatch.setattr(metadata, "version", not_installed)
     assert run("--version") == 0
     assert "not installed" in capsys.readouterr().out
+
+
+class _Settings(BaseModel):
+    """Settings with the errors of constraints, of a validator, and of the whole."""
+
+    port: int = Field(1, le=65535)
+    password: str = ""
+
+    @field_validator("password")
+    @classmethod
+    def _is_long(cls, password: str) -> str:
+        if len(password) < 8:
+            raise ValueError("use 8 characters or more")
+        return password
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        raise ValueError("nothing fits")
+
+
+@pytest.mark.parametrize(
+    ("given", "lines"),
+    [
+        (
+            {"port": 70000, "password": "secret"},
+            [
+                "OW_PORT: Input should be less than or equal to 65535",
+                "OW_PASSWORD: use 8 characters or more",
+            ],
+        ),
+        ({}, ["nothing fits"]),
+    ],
+)
+def test_invalid_settings_are_named_by_their_variables_without_values(
+    given: dict[str, object], lines: list[str]
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        _Settings.model_validate(given)
+    assert str(command.invalid_settings(caught.value, "OW_")).splitlines() == lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_core.ids import TopicName
+from onewriter_core.ids import TopicName, bucket_of, bucket_without_tags
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,16 @@ def test_a_name_is_parsed_once_and_its_parts_keep_their_own_texts() -> None:
     assert name == TopicName("public", "default", "orders", 3)
     assert hash(name) == hash(TopicName("public", "default", "orders", 3))
     assert "_text" not in repr(name)
+
+
+def test_the_bucket_of_a_name_is_that_of_its_base_and_its_tag_for_any_number_of_buckets() -> None:
+    base = TopicName.parse("orders")
+    expected = {buckets: bucket_without_tags(base, buckets) for buckets in (1, 7, 64, 4096)}
+    for text in ("orders", "orders-partition-3", "{orders}-audit", "{orders}-audit-partition-0"):
+        name = TopicName.parse(text)
+        for _ in range(2):  # the second time from what the name keeps
+            assert {buckets: bucket_of(name, buckets) for buckets in expected} == expected
+        assert "_number" not in repr(name)
+    plain = TopicName.parse("persistent://public/default/{a}-b")
+    bucket_of(plain, 64)
+    assert bucket_without_tags(plain, 64) != bucket_of(plain, 64)

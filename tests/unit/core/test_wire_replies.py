@@ -6,7 +6,7 @@ import pytest
 
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
-from onewriter_core.wire.commands import BROKER_REQUEST_ID, Command, decode_command
+from onewriter_core.wire.commands import BROKER_REQUEST_ID, Command, decode_command, encode_command
 from onewriter_core.wire.encoding import (
     encode_ack_response,
     encode_message_header,
@@ -167,3 +167,23 @@ def test_hot_frames_byte_by_byte() -> None:
     ) == bytes.fromhex(
         "00000023 0000001f 08094a1b 0801 1208 0807 1008 1803 2004 180220ffffffffffffffffff01 2805"
     )
+
+
+@pytest.mark.parametrize("request_id", [0, 1, 127, 128, 300, 2**32, 2**64 - 1])
+@pytest.mark.parametrize("tls", ["", "pulsar+ssl://here"])
+@pytest.mark.parametrize("authoritative", [True, False])
+def test_the_parts_of_the_answer_to_a_look_up_are_those_of_the_whole_message(
+    request_id: int, tls: str, *, authoritative: bool
+) -> None:
+    for plain in ("pulsar://here", "") if tls else ("pulsar://here",):
+        message = pb.CommandLookupResponse(
+            request_id=request_id,
+            response=pb.CommandLookupResponse.CONNECT,
+            broker_service_url=plain or None,
+            broker_service_url_tls=tls or None,
+            authoritative=authoritative,
+        )
+        answer = replies.lookup_connect(
+            request_id, plain, broker_url_tls=tls, authoritative=authoritative
+        )
+        assert answer == encode_command(message)

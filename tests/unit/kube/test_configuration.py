@@ -204,7 +204,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("{release: r, namespace: n, image: {reference: i}, broker: {}}", "broker: Extra inputs"),
         (
             "{release: r, namespace: n, image: {reference: i}, valkey: {storage: {size: ''}}}",
-            "all: Value error, valkey.storage.size is empty",
+            "all: valkey.storage.size is empty",
         ),
     ],
 )

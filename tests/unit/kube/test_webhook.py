@@ -66,6 +66,10 @@ class World:
         ):
             return answer.status, await answer.json(content_type=None)
 
+    def reload(self) -> None:
+        assert self.webhook.certificate is not None
+        self.webhook.certificate.reload_if_changed()
+
     async def serial(self) -> bytes:
         """The certificate that a new connection receives."""
         context = ssl.create_default_context(cafile=str(self.directory / "ca.crt"))
@@ -129,7 +133,7 @@ async def test_a_renewed_certificate_is_taken_over_without_a_restart(tmp_path: P
     async with running(tmp_path) as world:
         first = await world.serial()
         world.authority.server("webhook", ["localhost", "127.0.0.1"])
-        await world.webhook.refresh()
+        world.reload()
         second = await world.serial()
         assert second != first
         expires = x509.load_der_x509_certificate(second).not_valid_after_utc.timestamp()
@@ -143,6 +147,23 @@ async def test_an_unreadable_certificate_is_reported_and_changes_nothing(
     async with running(tmp_path) as world:
         first = await world.serial()
         (world.directory / "webhook.crt").write_text("nonsense")
-        await world.webhook.refresh()
-        assert "cannot be read" in world.webhook.problem
+        world.reload()
+        assert "no certificate in PEM" in world.webhook.problem
         assert await world.serial() == first
+
+
+async def test_half_of_a_renewal_changes_nothing_until_the_other_half_is_there(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        first, old_key = await world.serial(), (world.directory / "webhook.key").read_bytes()
+        world.authority.server("webhook", ["localhost", "127.0.0.1"])
+        new_key = (world.directory / "webhook.key").read_bytes()
+        (world.directory / "webhook.key").write_bytes(old_key)
+        world.reload()
+        assert "webhook.crt" in world.webhook.problem
+        assert await world.serial() == first
+        (world.directory / "webhook.key").write_bytes(new_key)
+        world.reload()
+        assert world.webhook.problem == ""
+        assert await world.serial() != first

@@ -25,6 +25,7 @@ from onewriter_broker.http.site import (
 )
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.registry.stored_states import check_state
 from onewriter_core.api.common import DNS_LABEL
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
@@ -198,13 +199,15 @@ async def _status(
 
 
 async def _states(site: Site, name: TopicName, entry: CatalogEntry) -> dict[int, dict[str, str]]:
-    """The stored states of a topic's logs; empty if the store does not answer."""
+    """The stored states of a topic's logs; empty if the store does not answer, or if the state is unreadable."""
     found: dict[int, dict[str, str]] = {}
     for partition, log_name in zip(entry.log_numbers, entry.log_names(name), strict=True):
         if len(found) >= views.PARTITIONS_SHOWN_MAX:
             break
         try:
-            found[partition] = await site.store.read_state(log_name)
+            state = await site.store.read_state(log_name)
+            check_state(log_name, state, site.clients.settings.buckets)
+            found[partition] = state
         except OnewriterError:
             found[partition] = {}
     return found

@@ -54,6 +54,9 @@ SNAPSHOT_FIELD = "sequences"
 """The state field with the snapshot: JSON that maps each producer name to the topic epoch, the last sequence id
 and the time at which it was published."""
 
+NO_SNAPSHOT = "{}"
+"""The value of SNAPSHOT_FIELD without producers, as of most topics."""
+
 POSITION_UNKNOWN = Position(2**64 - 1, 2**64 - 1)
 """The position in the receipt of a stored entry that is older than what the broker remembers (as in Pulsar)."""
 
@@ -245,6 +248,8 @@ def snapshot(last: Mapping[str, tuple[int, Floor]]) -> str:
     Of a chunked message, the snapshot says that the earlier messages are stored, and nothing about that
     message.
     """
+    if not last:
+        return NO_SNAPSHOT
     newest = list(last.items())[-SNAPSHOT_PRODUCERS_MAX:]
     return json.dumps({name: (epoch, *_whole(floor)) for name, (epoch, floor) in newest})
 
@@ -255,7 +260,10 @@ def _whole(floor: Floor) -> tuple[int, int]:
 
 def read_snapshot(state: Mapping[str, str]) -> dict[str, tuple[int, Floor]]:
     """The inverse of ``snapshot``, from a log's state."""
-    kept = json.loads(state.get(SNAPSHOT_FIELD, "{}"))
+    text = state.get(SNAPSHOT_FIELD, NO_SNAPSHOT)
+    if text == NO_SNAPSHOT:
+        return {}
+    kept = json.loads(text)
     return {
         name: (epoch, Floor(last, published_ms))
         for name, (epoch, last, published_ms) in kept.items()

@@ -24,11 +24,13 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from onewriter_broker.log.store.api import Binding, LogStore, Outcome
+from onewriter_broker.log.store.api import Binding, BrokenKey, LogStore, Outcome
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.ticks import Ticks
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import (
+    NUMBER_MAX,
     InvalidTopicName,
     TopicName,
     bucket_of,
@@ -40,6 +42,12 @@ from onewriter_core.topic.model import WHOLE
 
 NAMES_PER_STEP = 1_000
 """Topics processed between two yields to the event loop."""
+
+UNREADABLE_SHOWN_MAX = 40
+"""Characters of an unreadable entry that a message shows."""
+
+UNREADABLE_SECONDS = 2.0
+"""Time after which a catalog with an unreadable entry is read again for a request for that topic."""
 
 UNREADABLE_NAMES_MAX = 1_000
 """Unreadable names that are logged, each once."""
@@ -74,6 +82,7 @@ class CatalogEntry:
     ``policies`` are the topic's own policies, by their paths in the admin API. ``declared_by`` is the
     Kubernetes namespace that declared the topic first. It is empty if none did, or if namespaces do not matter
     here. ``made_by`` has the number of logs that each client created by use (``quotas.book.subject_of``).
+    ``unreadable``: why the stored entry cannot be read; the topic is then broken. Empty: it can.
     """
 
     partitions: int = 0
@@ -82,6 +91,7 @@ class CatalogEntry:
     policies: Mapping[str, object] = field(default_factory=lambda: _NONE_SET, hash=False)
     declared_by: str = ""
     made_by: Mapping[str, int] = field(default_factory=lambda: _NONE_MADE, hash=False)
+    unreadable: str = ""
 
     def encode(self) -> str:
         """The stored form of the entry."""
@@ -100,16 +110,34 @@ class CatalogEntry:
 
     @classmethod
     def decode(cls, text: str) -> CatalogEntry:
-        """The inverse of ``encode``."""
-        fields = json.loads(text)
-        policies = fields.get("policies", _NONE_SET)
-        return cls(
-            fields["partitions"],
-            tuple(fields["slots"]),
-            fields["deleted"],
-            policies,
-            fields.get("declaredBy", ""),
-            _made(tuple(fields.get("madeBy", _NONE_MADE).items())),
+        """The inverse of ``encode``. An entry that no broker wrote is ``unreadable``."""
+        try:
+            fields = json.loads(text)
+            policies = fields.get("policies", _NONE_SET)
+            entry = cls(
+                fields["partitions"],
+                tuple(fields["slots"]),
+                fields["deleted"],
+                policies,
+                fields.get("declaredBy", ""),
+                _made(tuple(fields.get("madeBy", _NONE_MADE).items())),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return cls(unreadable=f"it is {text[:UNREADABLE_SHOWN_MAX]!r}")
+        return (
+            entry if entry._is_valid else cls(unreadable=f"it is {text[:UNREADABLE_SHOWN_MAX]!r}")
+        )
+
+    @property
+    def _is_valid(self) -> bool:
+        """Whether all values have the types that the annotations name."""
+        numbers = (self.partitions, *self.made_by.values())
+        return (
+            all(type(each) is int and 0 <= each <= NUMBER_MAX for each in numbers)
+            and all(type(each) is int and each >= WHOLE for each in self.log_numbers)
+            and type(self.is_deleted) is bool
+            and isinstance(self.policies, Mapping)
+            and isinstance(self.declared_by, str)
         )
 
     @property
@@ -194,10 +222,13 @@ class _Copy:
     usage: _Usage = field(default_factory=_Usage)
     reading: asyncio.Future[None] | None = None
     """The first reading, which is under way."""
+    read_at: float = 0.0
+    """When the entries were read, in seconds of the event loop's clock."""
 
     def fill(self, entries: dict[str, CatalogEntry]) -> None:
         """Cache the entries that were read."""
         self.entries = entries
+        self.read_at = asyncio.get_running_loop().time()
         for name, entry in entries.items():
             self.usage.add(name, entry)
 
@@ -246,6 +277,21 @@ class Catalogs:
         """Usage in buckets that other brokers hold, as of the last read."""
         self._changing: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
         self._unreadable: set[str] = set()
+        self._totals: _Usage | None = None
+        """The sums of ``_usages``. None: they must be added up again."""
+        self._changes = 0
+        """Increases when other buckets are held, or a copy is replaced."""
+        self._learned_at = -1
+        """``_changes`` when all held buckets were read."""
+
+    def holdings_changed(self) -> None:
+        """Note that this broker holds other buckets, or holds one under another binding."""
+        self._changes += 1
+
+    def _replace(self, bucket: int, copy: _Copy) -> None:
+        self._copies[bucket] = copy
+        self._totals = None
+        self._changes += 1
 
     def forget(self, bucket: int) -> None:
         """Read the bucket's catalog again after all calls that were sent.
@@ -253,7 +299,7 @@ class Catalogs:
         The reason is that the bucket was lost, or that a call had no answer.
         """
         if bucket in self._copies:
-            self._copies[bucket] = _Copy(self._copies[bucket].binding, is_in_doubt=True)
+            self._replace(bucket, _Copy(self._copies[bucket].binding, is_in_doubt=True))
 
     async def bucket(self, bucket: int, binding: Binding | None) -> Mapping[str, CatalogEntry]:
         """All entries of a bucket, including tombstones. Raises Undecided."""
@@ -290,14 +336,19 @@ class Catalogs:
         # Otherwise another reader's answer has been cached, and perhaps changed since.
         if copy.entries is None:
             copy.fill(entries)
+            self._totals = None
         return entries if copy.entries is None else copy.entries
 
     async def learn(self, binding_of: Callable[[int], Binding | None], *, elsewhere: bool) -> None:
         """Read the catalogs that ``usage`` counts: those of held buckets, and with ``elsewhere`` all others.
 
         ``usage`` keeps the counts of other brokers' buckets as of the last read. A bucket that cannot be read
-        is left out.
+        is left out. Nothing is done, without ``elsewhere``, if all held buckets were read and none changed: thousands
+        of topics may be created in a second.
         """
+        changes, failures = self._changes, 0
+        if changes == self._learned_at and not elsewhere:
+            return
         for bucket in range(self.buckets):
             binding = binding_of(bucket)
             copy = self._copies.get(bucket)
@@ -305,30 +356,41 @@ class Catalogs:
                 if binding is not None:
                     if copy is None or copy.entries is None or copy.binding != binding:
                         await self.bucket(bucket, binding)
-                    self._elsewhere.pop(bucket, None)
+                    if self._elsewhere.pop(bucket, None) is not None:
+                        self._totals = None
                 elif elsewhere:
                     usage = _Usage()
                     for name, entry in (await self._read(bucket)).items():
                         usage.add(name, entry)
                     self._elsewhere[bucket] = usage
+                    self._totals = None
             except OnewriterError as error:
+                failures += 1
                 log.info("catalog.uncounted", bucket=bucket, reason=str(error))
+        if not failures and changes == self._changes:
+            self._learned_at = changes
 
     def logs_in(self, namespace: str) -> int:
         """The number of logs of a namespace in the buckets whose catalogs were read."""
-        return sum(usage.namespaces[namespace] for usage in self._usages())
+        return self._sums().namespaces[namespace]
 
     def made_by(self, creator: str) -> int:
         """Number of logs that ``creator`` made, in the buckets whose catalogs were read."""
-        return sum(usage.makers[creator] for usage in self._usages())
+        return self._sums().makers[creator]
 
     def usage(self) -> tuple[Counter[str], Counter[str]]:
         """The numbers of logs of all namespaces, and of all creators."""
-        namespaces, makers = Counter[str](), Counter[str]()
-        for usage in self._usages():
-            namespaces.update(usage.namespaces)
-            makers.update(usage.makers)
-        return namespaces, makers
+        sums = self._sums()
+        return Counter(sums.namespaces), Counter(sums.makers)
+
+    def _sums(self) -> _Usage:
+        totals = self._totals
+        if totals is None:
+            totals = self._totals = _Usage()
+            for usage in self._usages():
+                totals.namespaces.update(usage.namespaces)
+                totals.makers.update(usage.makers)
+        return totals
 
     def _usages(self) -> Iterator[_Usage]:
         for bucket, copy in self._copies.items():
@@ -342,10 +404,10 @@ class Catalogs:
 
     def _copy(self, binding: Binding) -> _Copy:
         copy = self._copies.get(binding.bucket)
-        if copy is None or copy.binding != binding:
+        if copy is None or (copy.binding is not binding and copy.binding != binding):
             # If the binding was replaced, the result of the last calls under the former one is unknown here.
             copy = _Copy(binding, is_in_doubt=copy is not None)
-            self._copies[binding.bucket] = copy
+            self._replace(binding.bucket, copy)
         return copy
 
     async def _read(self, bucket: int, replid: str = "") -> dict[str, CatalogEntry]:
@@ -361,7 +423,7 @@ class Catalogs:
     ) -> dict[str, CatalogEntry]:
         """All topics whose names begin with ``prefix``, from all buckets. Raises Undecided.
 
-        Topics with unreadable names are left out. ``with_long_names``: include names that are too long for a
+        Topics with unreadable names or entries are left out. ``with_long_names``: include names that are too long for a
         new topic, which earlier versions stored. Such topics can only be deleted.
         """
         found: dict[str, CatalogEntry] = {}
@@ -370,7 +432,7 @@ class Catalogs:
             await asyncio.sleep(0)  # there may be many buckets, all in memory
             entries = await self.bucket(bucket, binding_of(bucket))
             for name, entry in list(entries.items()):
-                if not name.startswith(prefix) or entry.is_deleted:
+                if not name.startswith(prefix) or entry.is_deleted or entry.unreadable:
                     continue
                 if self._is_readable(name, is_stored=with_long_names):
                     found[name] = entry
@@ -388,10 +450,28 @@ class Catalogs:
         return True
 
     async def entry(self, base: TopicName, binding: Binding | None) -> CatalogEntry | None:
-        """A topic's entry. None: the topic does not exist or was deleted. Raises Undecided."""
+        """A topic's entry. None: the topic does not exist or was deleted. Raises Undecided, BrokenKey."""
         entries = await self.bucket(bucket_of(base, self.buckets), binding)
-        found = entries.get(str(base))
-        return None if found is None or found.is_deleted else found
+        return self._existing(base, entries.get(str(base)))
+
+    def _existing(self, base: TopicName, present: CatalogEntry | None) -> CatalogEntry | None:
+        """The entry, unless the topic was deleted. Raises BrokenKey."""
+        if present is not None:
+            self._check_readable(base, present)
+        return None if present is None or present.is_deleted else present
+
+    def _check_readable(self, base: TopicName, entry: CatalogEntry) -> None:
+        """Raise BrokenKey for an unreadable entry. Later requests read it again, because a person may repair it."""
+        if not entry.unreadable:
+            return
+        bucket = bucket_of(base, self.buckets)
+        copy = self._copies.get(bucket)
+        if copy is not None and copy.entries is not None:
+            age = asyncio.get_running_loop().time() - copy.read_at
+            if age >= UNREADABLE_SECONDS:
+                self.forget(bucket)
+        key = Keys(self.buckets).topics(bucket)
+        raise BrokenKey(f"{key}: the entry of {base} is unreadable: {entry.unreadable}")
 
     async def change(
         self,
@@ -405,38 +485,59 @@ class Catalogs:
         changes the entry meanwhile. If ``change`` returns the same object, nothing is written, and the store
         does not check whether the binding is still valid.
 
-        Raises what ``change`` raises; then nothing has changed. Raises Unavailable if the binding is no longer
+        Raises what ``change`` raises; then nothing has changed. Raises BrokenKey for an unreadable entry, Unavailable if the binding is no longer
         valid, and Refused for a new topic that an earlier version placed elsewhere. If the store gave no
         answer, it raises Undecided or is cancelled, and the entry may have changed. The next read or change of
         the entry then finds one of the two results, which is final.
         """
-        bucket = bucket_of(base, self.buckets)
-        async with self._changing.setdefault(base, asyncio.Lock()):
-            present = (await self.bucket(bucket, binding)).get(str(base))
-            known = None if present is None or present.is_deleted else present
+        copy = self._copy(binding)
+        if copy.entries is not None and base not in self._changing:
+            # Nothing waits before the lock is taken: no other call has it, so it is free.
+            present = copy.entries.get(str(base))
+            known = self._existing(base, present)
             entry = change(known)
             if entry is known:
                 return entry
-            if known is None:
-                _check_new(base)
-            if present is None:
-                await self._check_not_elsewhere(base)
-            outcome = None
-            try:
-                outcome = await self._store.set_catalog(binding, {str(base): entry.encode()})
-            finally:
-                if outcome is not Outcome.DONE:
-                    self.forget(bucket)
+            async with self._changing.setdefault(base, asyncio.Lock()):
+                return await self._store_entry(binding, base, present, entry)
+        async with self._changing.setdefault(base, asyncio.Lock()):
+            present = (await self.bucket(binding.bucket, binding)).get(str(base))
+            known = self._existing(base, present)
+            entry = change(known)
+            if entry is known:
+                return entry
+            return await self._store_entry(binding, base, present, entry)
+
+    async def _store_entry(
+        self, binding: Binding, base: TopicName, present: CatalogEntry | None, entry: CatalogEntry
+    ) -> CatalogEntry:
+        """Store a changed entry. The caller has the lock of the topic. Raises as ``change``."""
+        bucket = binding.bucket
+        if present is None or present.is_deleted:
+            _check_new(base)
+        if present is None:
+            await self._check_not_elsewhere(base)
+        outcome = None
+        try:
+            outcome = await self._store.set_catalog(binding, {str(base): entry.encode()})
+        finally:
             if outcome is not Outcome.DONE:
-                raise Unavailable(
-                    f"this broker no longer owns bucket {bucket} ({outcome.value}); retry"
-                )
-            entries = self._copy(binding).entries
-            if entries is None:  # forgotten meanwhile: a read in progress may not have this change
                 self.forget(bucket)
-            else:
-                self._copy(binding).put(str(base), entry, entries)
-            return entry
+        if outcome is not Outcome.DONE:
+            raise Unavailable(
+                f"this broker no longer owns bucket {bucket} ({outcome.value}); retry"
+            )
+        entries = self._copy(binding).entries
+        if entries is None:  # forgotten meanwhile: a read in progress may not have this change
+            self.forget(bucket)
+        else:
+            former = entries.get(str(base))
+            self._copy(binding).put(str(base), entry, entries)
+            if self._totals is not None:
+                if former is not None:
+                    self._totals.add(str(base), former, -1)
+                self._totals.add(str(base), entry)
+        return entry
 
     async def _check_not_elsewhere(self, base: TopicName) -> None:
         """Raise Refused for a topic that a version without hash tags placed elsewhere.

@@ -41,13 +41,14 @@ from onewriter_broker.topic.registry.policies import (
     follow,
 )
 from onewriter_broker.topic.registry.resume_windows import Load, ResumeWindows
+from onewriter_broker.topic.registry.stored_states import check_state
 from onewriter_broker.topic.registry.unloaded_topics import UnloadedTopics
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.api.topic import Durability
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
-from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.ids import InvalidTopicName, TopicName, bucket_of
 from onewriter_core.topic.events import PartitionsAdded
 from onewriter_core.topic.lookups import with_reservation
 from onewriter_core.topic.model import WHOLE, Partition, Topic
@@ -107,12 +108,14 @@ class Topics:
 
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
         """Begin to serve a bucket. Its stamp rejects the former owner, and its topics are fenced when they load."""
+        self._catalogs.holdings_changed()
         self.resume_windows.bucket_acquired(bucket)
         self.first_declarations.check_again()
         log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
         """Unload the topics of a lost bucket. Their clients look them up again."""
+        self._catalogs.holdings_changed()
         self._catalogs.forget(bucket)
         self.first_declarations.forget(lambda base: self.bucket_of(base) == bucket)
         self.broken.forget(lambda base: self.bucket_of(base) == bucket)
@@ -130,6 +133,7 @@ class Topics:
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
         """Fence every loaded topic of the bucket again after a failover of the store."""
         log.warning("bucket.dataset_changed", bucket=bucket, replid=holding.binding.replid)
+        self._catalogs.holdings_changed()
         self._forget_unloaded(bucket)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             topic.runner.dataset_changed()
@@ -263,7 +267,7 @@ class Topics:
         """Load a topic for all callers that wait for it. They get the result or the error."""
         try:
             loading.set_result(await self._load(base, partition, creator))
-        except (OnewriterError, ValueError) as error:
+        except (OnewriterError, InvalidTopicName) as error:
             if isinstance(error, BrokenKey):
                 self.broken.found(base, error)
             loading.set_exception(error)
@@ -414,9 +418,11 @@ class Topics:
     ) -> TopicLog:
         """A log of the topic with its stored state. The log is not open yet."""
         topic_log = self._new_log(base, number, declared)
-        topic_log.load(
-            await self._dependencies.store.read_state(topic_log.name, replid=holding.binding.replid)
+        state = await self._dependencies.store.read_state(
+            topic_log.name, replid=holding.binding.replid
         )
+        check_state(topic_log.name, state, self._catalogs.buckets)
+        topic_log.load(state)
         self.unloaded.restore(base, number, topic_log, holding)
         self.broken.recall(base, topic_log)
         return topic_log

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -231,13 +232,109 @@ async def test_a_kind_that_the_server_does_not_know_is_no_empty_anchor(
         await anchor.compare_and_set(0, 0, RECORD)
 
 
-async def test_an_object_that_always_changes_is_given_up(
+@pytest.mark.looptime
+async def test_an_object_that_always_changes_is_given_up_with_the_last_answer(
     api: MemoryApi, anchor: KubernetesAnchor
 ) -> None:
-    api.before = lambda method: status(409, "changed") if method != "GET" else None
-    with pytest.raises(Unavailable, match="keeps changing"):
+    api.before = lambda method: status(409, "the object was modified") if method != "GET" else None
+    began_at = asyncio.get_running_loop().time()
+    with pytest.raises(Unavailable, match=r"keeps changing: \d+ writes .* 409, the object was mod"):
         await anchor.compare_and_set(0, 0, RECORD)
-    assert api.requests.count("POST") == kubernetes.WRITE_ATTEMPTS_MAX
+    took = asyncio.get_running_loop().time() - began_at
+    longest_pause = kubernetes.PAUSE_SECONDS_MAX
+    assert kubernetes.WRITE_SECONDS_MAX - longest_pause <= took <= kubernetes.WRITE_SECONDS_MAX
+    assert api.requests.count("POST") > kubernetes.WRITE_SECONDS_MAX / longest_pause
+
+
+@pytest.mark.looptime
+async def test_a_writer_that_another_one_overtakes_for_seconds_succeeds_afterwards(
+    api: MemoryApi, anchor: KubernetesAnchor
+) -> None:
+    """Another process writes record after record without a pause, as ``adopt`` may."""
+    await anchor.compare_and_set(0, 0, RECORD)
+    now = asyncio.get_running_loop().time
+    quiet_from = now() + kubernetes.WRITE_SECONDS_MAX - 2 * kubernetes.PAUSE_SECONDS_MAX
+
+    def overtake(method: str) -> None:
+        if method == "PUT" and now() < quiet_from:
+            api.store(api.object or {})
+
+    api.before = overtake
+    assert await anchor.compare_and_set(0, 1, replace(RECORD, owner="b~1")) == 2
+    assert now() >= quiet_from
+    assert (await anchor.read(0)).record.owner == "b~1"
+
+
+@pytest.mark.looptime
+async def test_an_object_that_is_deleted_again_and_again_is_given_up_with_the_last_answer(
+    api: MemoryApi, anchor: KubernetesAnchor
+) -> None:
+    await anchor.compare_and_set(0, 0, RECORD)
+    api.before = lambda method: (
+        status(404, "not there", name="shard-0") if method == "PUT" else None
+    )
+    with pytest.raises(Unavailable, match="the last with 404, not there"):
+        await anchor.compare_and_set(0, 1, RECORD)
+
+
+@pytest.mark.looptime
+async def test_changes_that_arrive_while_a_write_is_repeated_share_the_repetition(
+    api: MemoryApi, anchor: KubernetesAnchor
+) -> None:
+    await anchor.compare_and_set(0, 0, RECORD)
+    api.requests.clear()
+    refused = status(409, "changed")
+    api.before = lambda method: refused if method == "PUT" and len(api.requests) < 9 else None
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(anchor.compare_and_set(1, 0, RECORD))
+        await until(lambda: api.requests.count("PUT") == 2)
+        others = [tasks.create_task(anchor.compare_and_set(n, 0, RECORD)) for n in range(2, 40)]
+    assert [each.result() for each in (first, *others)] == [1] * 39
+    assert api.requests == ["PUT", *["GET", "PUT"] * 4], "one write at the end for all of them"
+
+
+@pytest.mark.looptime
+async def test_a_change_that_is_cancelled_between_two_attempts_is_not_made(
+    api: MemoryApi, anchor: KubernetesAnchor
+) -> None:
+    """Neither if its caller was the one that wrote, nor if another caller wrote for it."""
+    await anchor.compare_and_set(0, 0, RECORD)
+    refused = status(409, "changed")
+    api.before = lambda method: refused if method == "PUT" else None
+    async with asyncio.TaskGroup() as tasks:
+        writer, stays, follower = (
+            tasks.create_task(anchor.compare_and_set(bucket, 0, RECORD)) for bucket in (1, 2, 3)
+        )
+        await asyncio.sleep(1.0)  # a request takes no time here, so this is in a pause
+        writer.cancel()
+        follower.cancel()
+        await asyncio.wait([writer, follower])
+        api.before = lambda method: None
+    assert stays.result() == 1, "nothing was under way when the writer was cancelled"
+    assert [(await anchor.read(bucket)).version for bucket in (1, 2, 3)] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("refusals", "attempt_seconds", "longest"),
+    [
+        (1, 1.0, 0.0),
+        (2, 0.1, 0.05),
+        (3, 0.1, 0.1),
+        (4, 0.1, 0.2),
+        (5, 0.1, 0.4),
+        (6, 0.1, 0.5),
+        (10_000, 0.001, 0.5),
+        (2, 5.0, 0.5),
+        (3, 0.0, 0.005),
+    ],
+)
+def test_pauses_grow_with_the_refusals_and_with_the_time_of_a_write(
+    refusals: int, attempt_seconds: float, longest: float
+) -> None:
+    randomness = random.Random(1)
+    pauses = [kubernetes.pause_seconds(refusals, attempt_seconds, randomness) for _ in range(1_000)]
+    assert max(pauses) == pytest.approx(longest, rel=0.02)
+    assert min(pauses) == pytest.approx(0.0, abs=0.02 * longest)
 
 
 async def test_a_change_that_was_given_up_is_never_made(

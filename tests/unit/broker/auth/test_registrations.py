@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from onewriter_broker.auth.registrations import KEY_SETTING, Registrations
+from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Identity, TopicName
 from onewriter_testing.fake_store.server import FakeServer
 from onewriter_testing.fake_store.store import FakeLogStore
@@ -46,3 +49,16 @@ async def test_a_key_that_a_failover_lost_is_written_again_or_replaced_by_the_on
     await store.set_settings({KEY_SETTING: "another broker's"})
     await registrations.refresh()
     assert registrations.of(ORDERS, 7, WRITER) != before
+
+
+async def test_an_empty_key_in_the_store_is_not_used() -> None:
+    store = FakeLogStore(FakeServer().resolve)
+    await store.set_settings({KEY_SETTING: ""})
+    registrations = Registrations(store)
+    for _ in range(2):  # wait_for_key pauses after an error, and asks again
+        with pytest.raises(Unavailable, match="empty installation-key"):
+            await registrations.refresh()
+    assert registrations.of(ORDERS, 7, WRITER) is None
+    await store.set_settings({}, [KEY_SETTING])
+    await registrations.wait_for_key()
+    assert registrations.of(ORDERS, 7, WRITER)

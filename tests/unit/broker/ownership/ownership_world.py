@@ -77,6 +77,7 @@ class World:
         live_view: Callable[[], LiveView | None] | None = None,
         wake: asyncio.Event | None = None,
         last_seen_ms: Callable[[str], int | None] = lambda _: None,
+        is_late: Callable[[str], bool] = lambda _: False,
     ) -> BucketOwnership:
         self.stores[me] = FakeLogStore(self.server.resolve, buckets=BUCKETS)
         self.events[me] = Events()
@@ -91,6 +92,7 @@ class World:
             live_view=live_view or (lambda: self.view),
             wake=wake,
             last_seen_ms=last_seen_ms,
+            is_late=is_late,
             randomness=random.Random(1),
         )
 

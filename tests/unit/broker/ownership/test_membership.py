@@ -123,6 +123,46 @@ def test_broker_without_heartbeat_is_dead_after_two_seconds(timeline: Timeline) 
     assert timeline.view().alive == frozenset()
 
 
+def test_a_heartbeat_is_late_from_the_second_missed_one_until_its_broker_beats_or_is_dead(
+    timeline: Timeline,
+) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    assert not timeline.observer.is_late("broker-1")
+    timeline.stop(OTHER)
+    timeline.run(BEAT_SECONDS)
+    assert not timeline.observer.is_late("broker-1"), "the clocks of brokers are not in step"
+    timeline.run(BEAT_SECONDS)
+    assert timeline.observer.is_late("broker-1")
+    assert timeline.view().alive == {"broker-1"}
+    timeline.start(OTHER)
+    timeline.run(BEAT_SECONDS)
+    assert not timeline.observer.is_late("broker-1")
+    timeline.stop(OTHER)
+    timeline.run(DEAD_SECONDS)
+    assert not timeline.observer.is_late("broker-1"), "it is not alive"
+    assert timeline.view().alive == frozenset()
+
+
+def test_a_process_that_replaced_another_one_of_its_name_is_not_late(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    timeline.start("broker-1~y")
+    timeline.run(2 * BEAT_SECONDS)
+    assert not timeline.observer.is_late("broker-1")
+
+
+def test_after_an_interruption_no_heartbeat_is_late(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.observer.missed()
+    timeline.stop(OTHER)
+    timeline.run(DEAD_SECONDS)
+    assert timeline.view().alive == {"broker-1"}
+    assert not timeline.observer.is_late("broker-1"), "all brokers need time to find the store"
+
+
 def test_broker_whose_heartbeat_vanished_is_dead_after_two_seconds(timeline: Timeline) -> None:
     timeline.start(OTHER)
     timeline.run(10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 from tests.unit.broker.ownership.ownership_world import World, acquired, force
 
 from onewriter_broker.anchor.api import Record
@@ -48,10 +49,12 @@ def change_before_stamp(world: World, me: str) -> list[str]:
 async def test_after_a_restart_that_kept_everything_holders_may_resume(world: World) -> None:
     await world.grant(await acquired(world))
     world.server.restart(world.server.primary)
-    holding = await world.broker("broker-0~b").acquire(0)
+    with structlog.testing.capture_logs() as lines:
+        holding = await world.broker("broker-0~b").acquire(0)
     assert holding is not None
     assert holding.grants_known
     assert holding.may_resume(1)
+    assert [line for line in lines if line["log_level"] == "warning"] == []
     assert holding.binding.generation == 2
 
 
@@ -59,7 +62,10 @@ async def test_after_a_torn_restart_no_holder_resumes_under_any_later_owner(worl
     await world.grant(await acquired(world))
     node = world.server.primary
     world.server.restart(node, keep=len(node.history) - 1)
-    torn = await world.broker("broker-0~b").acquire(0)
+    with structlog.testing.capture_logs() as lines:
+        torn = await world.broker("broker-0~b").acquire(0)
+    warnings = [line["event"] for line in lines if line["log_level"] == "warning"]
+    assert "bucket.acquired" in warnings
     assert torn is not None
     assert not torn.grants_known
     assert not torn.may_resume(1)

@@ -59,7 +59,10 @@ class Process:
             self.store, self.me, addresses(self.me), is_prepared=lambda: self.is_prepared
         )
         self.broker = self.world.broker(
-            self.me, live_view=self.membership.view, wake=self.membership.changed
+            self.me,
+            live_view=self.membership.view,
+            wake=self.membership.changed,
+            is_late=self.membership.observer.is_late,
         )
 
     async def run(self) -> None:
@@ -88,9 +91,13 @@ async def test_a_dead_broker_s_buckets_are_taken_within_three_seconds(world: Wor
         await asyncio.sleep(10)
         lost = set(first.broker.held())
         first_task.cancel()
-        await asyncio.sleep(1)
+        assert not any(second.broker.is_in_doubt(bucket) for bucket in range(BUCKETS))
+        await asyncio.sleep(1.5)
         assert all(second.broker.owner_of(b) == addresses("broker-0~a") for b in lost)
-        await asyncio.sleep(2)
+        in_doubt = {bucket for bucket in range(BUCKETS) if second.broker.is_in_doubt(bucket)}
+        assert in_doubt == lost, "its look-ups wait already"
+        await asyncio.sleep(1.5)
+        assert not any(second.broker.is_in_doubt(bucket) for bucket in range(BUCKETS))
         assert set(second.broker.held()) == set(range(BUCKETS))
 
 

@@ -67,7 +67,7 @@ async def test_a_guard_that_is_over_is_a_409_also_where_only_the_store_knew(
     broker: FakeBroker, sidecar: SidecarWorld
 ) -> None:
     session = (await sidecar.until("leading"))["session"]
-    text = "the guard is not at 7 any more. Current epoch: 9"
+    text = "the guard has a newer number than 7. Current epoch: 9"
     broker.answers[pb.CommandProducer] = broker.refuse(ServerError.PRODUCER_FENCED, text)
     answer = await publish(sidecar, session)
     assert answer.status == 409

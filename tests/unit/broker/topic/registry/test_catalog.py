@@ -12,8 +12,14 @@ from tests.stamps import stamp_anew
 from tests.unit.broker.topic.fence_path_world import until
 
 from onewriter_broker.http.site import status_of
-from onewriter_broker.log.store.api import Binding, Outcome
-from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs, Undivided
+from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.topic.registry.catalog import (
+    UNREADABLE_SECONDS,
+    CatalogEntry,
+    Catalogs,
+    Undivided,
+)
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName, bucket_of, bucket_without_tags
@@ -223,3 +229,51 @@ async def test_nothing_is_remembered_of_another_dataset_than_the_one_that_counts
     await catalogs.change(binding, ORDERS, lambda _: CatalogEntry(0, (WHOLE,)))
     with pytest.raises(Undecided):
         await catalogs.entry(ORDERS, replace(binding, replid="f" * 40))
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "foreign",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        '{"partitions": "2", "slots": [-1], "deleted": false}',
+        '{"partitions": -1, "slots": [-1], "deleted": false}',
+        '{"partitions": 0, "slots": ["x"], "deleted": false}',
+        '{"partitions": 0, "slots": [-2], "deleted": false}',
+        '{"partitions": 0, "slots": [-1], "deleted": 0}',
+        '{"partitions": 0, "slots": [-1], "deleted": false, "policies": [1]}',
+        '{"partitions": 0, "slots": [-1], "deleted": false, "declaredBy": 1}',
+        '{"partitions": 0, "slots": [-1], "deleted": false, "madeBy": {"me": "x"}}',
+    ],
+)
+async def test_an_entry_that_no_broker_wrote_breaks_its_topic_alone(text: str) -> None:
+    world = World()
+    bucket = bucket_of(ORDERS, BUCKETS)
+    catalogs, binding = Catalogs(world.store, BUCKETS), await world.binding(bucket)
+    entry = CatalogEntry(log_numbers=(WHOLE,))
+    await catalogs.change(binding, BESIDE, lambda _: entry)
+    key, primary = Keys(BUCKETS).topics(bucket), world.server.primary
+    primary.run("HSET", key, str(ORDERS), text)
+    catalogs = Catalogs(world.store, BUCKETS)  # of the next owner
+    for _ in range(2):
+        with pytest.raises(BrokenKey) as caught:
+            await catalogs.entry(ORDERS, binding)
+        assert key in str(caught.value)
+        assert str(ORDERS) in str(caught.value)
+        with pytest.raises(BrokenKey):
+            await catalogs.change(binding, ORDERS, lambda _: entry)
+    assert await catalogs.entry(BESIDE, binding) == entry
+    await catalogs.change(binding, BESIDE, lambda known: replace(known or entry, partitions=0))
+    assert set(await catalogs.under("", lambda _: binding)) == {str(BESIDE)}
+    assert catalogs.logs_in("public/default") == 1
+
+    primary.run("HDEL", key, str(ORDERS))
+    await asyncio.sleep(UNREADABLE_SECONDS)
+    with pytest.raises(BrokenKey):  # this request causes the next reading
+        await catalogs.entry(ORDERS, binding)
+    assert await catalogs.entry(ORDERS, binding) is None
+    assert await catalogs.change(binding, ORDERS, lambda _: entry) == entry
