@@ -42,11 +42,9 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
 class Durability(StrEnum):
-    """The guarantee of an acknowledgement (docs/operations.md), ordered from weak to strong.
+    """What an acknowledgement promises: nothing, a disk, one replica, every replica."""
 
-    Nothing; stored on a disk; also on one replica; on every replica.
-    """
-
+    # Ordered from weak to strong.
     NONE = "None"
     LOCAL = "Local"
     REPLICATED = "Replicated"
