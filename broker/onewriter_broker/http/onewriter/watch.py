@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -174,4 +173,6 @@ class _Stream:
                 await self._response.write(text.encode())
 
     def _is_expired(self) -> bool:
-        return self._expires_at is not None and time.time_ns() / 1e9 >= self._expires_at
+        return (
+            self._expires_at is not None and self._site.clients.token_seconds() >= self._expires_at
+        )

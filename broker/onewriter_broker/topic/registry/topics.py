@@ -26,7 +26,7 @@ from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.shares import StoreShares
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.dependencies import TopicDependencies
-from onewriter_broker.topic.history.presence import absent_since, note_leaving
+from onewriter_broker.topic.history.presence import FormerClock, absent_since, note_leaving
 from onewriter_broker.topic.history.tenures import partition_of
 from onewriter_broker.topic.registry import declarations as declaring
 from onewriter_broker.topic.registry.broken_topics import BrokenTopics
@@ -431,14 +431,15 @@ class Topics:
         self, logs: Mapping[int, TopicLog], holding: Holding, reserved_until: float | None
     ) -> tuple[Partition, ...]:
         """The topic's partitions, from the states of its logs."""
-        now, wall_ms = self._dependencies.now(), self._dependencies.wall_ms()
+        now = self._dependencies.now()
+        clock = FormerClock.of(holding, self._dependencies.wall_ms())
         return tuple(
             partition_of(
                 number,
                 topic_log.state,
                 may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
                 reserved_until=reserved_until,
-                vacant_since=absent_since(topic_log.state, now, wall_ms, holding.last_seen_ms),
+                vacant_since=absent_since(topic_log.state, now, clock),
             )
             for number, topic_log in logs.items()
         )

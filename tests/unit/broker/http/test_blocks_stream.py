@@ -48,6 +48,7 @@ class Response:
 def stream(history: TopicHistory, response: Response, **options: Any) -> BlockStream:
     expires_at = options.pop("expires_at", None)
     figures = options.pop("figures", BlockStreams())
+    options.setdefault("token_seconds", lambda: 1_000.0)
     return BlockStream(
         history.log, cast("web.StreamResponse", response), expires_at, figures, **options
     )
