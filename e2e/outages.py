@@ -112,8 +112,14 @@ class Outage:
 
     def reported(self, gap: Gap) -> Json | None:
         """The transition of a gap, or the one with the longest outage; None: the holder kept the topic."""
-        found = [each for each in self.reports.transitions if gap.holds(at_ms(each))]
+        found = [each for each in self.reports.transitions if self._belongs(at_ms(each), gap)]
         return max(found, key=lambda each: reported_ms(each) or -1, default=None)
+
+    def _belongs(self, at_ms: int, gap: Gap) -> bool:
+        """Whether a transition at this time is of the gap, and not of another long one that contains the time."""
+        within = [each for each in self.gaps if each.last_ms <= at_ms <= each.next_ms]
+        long = [each for each in within if each.ms >= GAP_MS]
+        return gap.holds(at_ms) and (gap in within or not long)
 
     def contradictions(self) -> list[str]:
         """How the reports contradict the writers, or each other; empty if they do not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -94,6 +95,12 @@ def test_each_gap_is_compared_with_its_own_transition() -> None:
     times = [1_000, 3_600, 4_000, 9_600]
     long = [each for each in contradictions(times, first, second) if "without a write" in each]
     assert long == ["x, stock: writers saw 5600 ms without a write, and 2560 ms are reported"]
+
+
+def test_a_transition_belongs_to_the_long_gap_that_contains_it() -> None:
+    first, second = transition(80_500), transition(82_500, epoch=8)
+    long = replace(outage([1_000, 81_000, 83_500, 83_520], said(first, second)), samples=())
+    assert [long.reported(each) for each in long.gaps[:2]] == [first, second]
 
 
 def test_a_transition_of_another_time_belongs_to_no_gap() -> None:
