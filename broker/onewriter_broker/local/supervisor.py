@@ -311,9 +311,12 @@ class Supervisor:
         while True:
             started_at = loop.time()
             code, has_beaten = await self._run_once(child)
-            if is_first and (not has_beaten or code == REFUSED_CODE):
+            was_killed = (
+                code < 0
+            )  # by a signal: it did not end by itself, and may work when it is started again
+            if is_first and (code == REFUSED_CODE or not (has_beaten or was_killed)):
                 raise ChildFailed(child.name, code)
-            is_first = False
+            is_first = is_first and not has_beaten
             if loop.time() - started_at >= delays.steady_seconds:
                 delay = delays.first_seconds
             else:

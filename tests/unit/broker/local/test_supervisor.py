@@ -230,6 +230,31 @@ async def test_a_child_that_cannot_work_ends_the_supervisor(tmp_path: Path) -> N
     DirectoryLock(tmp_path, what="nobody").acquire()
 
 
+async def test_a_child_that_is_killed_during_its_first_start_is_started_again(
+    tmp_path: Path,
+) -> None:
+    # The first process waits to be killed, the second one works.
+    command = f"import os, time; os.mkdir({str(tmp_path / 'begun')!r}); time.sleep(600)"
+    working = child(tmp_path)
+    starts = iter(([sys.executable, "-c", command],))
+    spec = ChildSpec("broker-0", lambda beats: next(starts, None) or working.command(beats))
+    events = Events()
+    async with supervising(tmp_path, [spec], events):
+        await eventually((tmp_path / "begun").exists)
+        os.kill(events.processes(ChildEvent.STARTED)[0], signal.SIGKILL)
+        await eventually(lambda: bool(names(tmp_path, "up-*")))
+        assert len(events.processes(ChildEvent.STARTED)) == 2
+
+
+async def test_a_child_that_is_killed_and_then_refuses_to_start_ends_the_supervisor(
+    tmp_path: Path,
+) -> None:
+    commands = iter(("import os; os.kill(os.getpid(), 9)", "raise SystemExit(78)"))
+    hopeless = ChildSpec("broker-0", lambda _: [sys.executable, "-c", next(commands)])
+    with pytest.raises(ChildFailed, match="broker-0 ended during its start with code 78"):
+        await Supervisor(tmp_path, lambda: [hopeless]).run()
+
+
 async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     missing = ChildSpec("broker-0", lambda _: [str(tmp_path / "nowhere")])
     with pytest.raises(ConfigurationError, match="broker-0 cannot be started"):
