@@ -29,7 +29,7 @@ from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import Watchers
 from onewriter_broker.log.appender import Appender, AppendPath
 from onewriter_broker.log.bucket_appenders import BucketAppenders
-from onewriter_broker.log.store.api import Binding, BrokenKey, Durability, LogStore, Outcome
+from onewriter_broker.log.store.api import Binding, BrokenKey, LogStore, Outcome
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.losses import LatestReports, Loss, RangeAtRisk
 from onewriter_broker.namespaces import Namespaces
@@ -64,6 +64,7 @@ from onewriter_broker.topic.retention.sizes import Sizes
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_broker.topic.unused_topics import UnusedTopics
 from onewriter_core.api.manifests import DesiredState
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import Record

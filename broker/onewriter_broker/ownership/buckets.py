@@ -213,9 +213,8 @@ class BucketOwnership:
         """The next ledger of a held bucket; suspends only if the reserved block is used up.
 
         Obligation: call ``LogStore.fence`` with it before anything else suspends, so that fences
-        are executed in the order of their ledgers; and retry an undecided fence under this ledger
-        only while ``is_newest_ledger``, otherwise take a new one. What survived a failover
-        follows from comparing the highest ledgers (Record.last_ledger), which relies on this order.
+        are executed in the order of their ledgers. What survived a failover follows from comparing
+        the highest ledgers (Record.last_ledger), which relies on this order.
 
         Raises Unavailable if the bucket is not held or the anchor cannot be reached.
         """
@@ -227,11 +226,6 @@ class BucketOwnership:
             self._low.add(bucket)
             self._has_low.set()
         return ledger
-
-    def is_newest_ledger(self, bucket: int, ledger: int) -> bool:
-        """Whether no later ledger of the bucket has been reserved."""
-        held = self._held.get(bucket)
-        return held is not None and held.newest_ledger == ledger
 
     async def record_grant(self, bucket: int, ledger: int) -> None:
         """Record that ``ledger`` is about to be granted; call it before the grant is answered.
@@ -283,7 +277,7 @@ class BucketOwnership:
     def _require(self, bucket: int) -> HeldBucket:
         held = self._held.get(bucket)
         if held is None or held.is_closing:
-            raise Unavailable(f"bucket {bucket} is not served here")
+            raise Unavailable(f"bucket {bucket} is not served by this broker; retry")
         return held
 
     # Acquisition and loss.
@@ -295,7 +289,9 @@ class BucketOwnership:
         """
         view = self._live_view()
         if view is None:
-            raise Unavailable("the store is away, so it is unknown who is alive")
+            raise Unavailable(
+                "the store does not answer, so this broker does not know which brokers are alive"
+            )
         if bucket in self._held:
             return self._held[bucket].holding
         acquisition = await self._acquirer.acquire(

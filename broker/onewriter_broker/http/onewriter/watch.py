@@ -21,8 +21,8 @@ from onewriter_broker.http.onewriter.status import served_status
 from onewriter_broker.http.routes import Routes, on_installation
 from onewriter_broker.http.site import EXPIRES, Refusal, Site
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watcher
-from onewriter_broker.log.store.api import Durability
 from onewriter_broker.topic.registry.declarations import why_not_promised
+from onewriter_core.api.topic import Durability
 from onewriter_core.authorization import Action
 from onewriter_core.ids import TopicName
 

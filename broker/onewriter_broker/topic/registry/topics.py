@@ -16,7 +16,7 @@ from dataclasses import replace
 import structlog
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.store.api import Binding, BrokenKey, Durability, Outcome
+from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
@@ -46,6 +46,7 @@ from onewriter_broker.topic.registry.unloaded_topics import UnloadedTopics
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.api.manifests import DesiredState
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import InvalidTopicName, TopicName, bucket_of
 from onewriter_core.topic.events import PartitionsAdded
@@ -450,7 +451,7 @@ class Topics:
     def _holding(self, bucket: int) -> Holding:
         holding = self.ownership.holding(bucket)
         if holding is None:
-            raise Unavailable(f"bucket {bucket} is not served here")
+            raise Unavailable(f"bucket {bucket} is not served by this broker; retry")
         return holding
 
     def _new_log(
