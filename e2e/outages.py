@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
@@ -93,7 +94,7 @@ class Outage:
     def title(self) -> str:
         return f"{self.fault}, {self.writers}"
 
-    @property
+    @cached_property
     def gaps(self) -> list[Gap]:
         """The gaps that ended after the fault began, the longest first."""
         pairs = (Gap(*each) for each in pairwise(sorted(self.acknowledged_ms)))
@@ -117,9 +118,15 @@ class Outage:
 
     def _belongs(self, at_ms: int, gap: Gap) -> bool:
         """Whether a transition at this time is of the gap, and not of another long one that contains the time."""
-        within = [each for each in self.gaps if each.last_ms <= at_ms <= each.next_ms]
-        long = [each for each in within if each.ms >= GAP_MS]
-        return gap.holds(at_ms) and (gap in within or not long)
+        if not gap.holds(at_ms):
+            return False
+        return gap.last_ms <= at_ms <= gap.next_ms or not any(
+            each.last_ms <= at_ms <= each.next_ms for each in self._long_gaps
+        )
+
+    @cached_property
+    def _long_gaps(self) -> list[Gap]:
+        return [each for each in self.gaps if each.ms >= GAP_MS]
 
     def contradictions(self) -> list[str]:
         """How the reports contradict the writers, or each other; empty if they do not."""
