@@ -47,9 +47,9 @@ def exclusive_use(directory: Path) -> Iterator[None]:
         yield
 
 
-def last_lines(text: str, count: int = 15) -> str:
+def last_lines(text: str) -> str:
     """The end of a tool's output, for an error message."""
-    return "\n".join(text.strip().splitlines()[-count:])
+    return "\n".join(text.strip().splitlines()[-15:])
 
 
 def run_tool(
@@ -209,9 +209,9 @@ class Machine:
         return json.dumps(asdict(self))
 
 
-def describe_machine(data_directory: Path | None = None) -> Machine:
-    """Describe this machine; ``data_directory`` is where the measured servers store things."""
-    directory = data_directory or Path(tempfile.gettempdir())
+def describe_machine() -> Machine:
+    """Describe this machine, and the file system of its temporary files, where the measured servers store data."""
+    directory = Path(tempfile.gettempdir())
     p50, p99 = _sync_write_milliseconds(directory)
     return Machine(
         cores=len(os.sched_getaffinity(0)),
@@ -245,11 +245,11 @@ def _file_system_type(directory: Path) -> str:
     return kind
 
 
-def _sync_write_milliseconds(directory: Path, rounds: int = 200) -> tuple[float, float]:
+def _sync_write_milliseconds(directory: Path) -> tuple[float, float]:
     block = bytes(4096)
     times = []
     with tempfile.NamedTemporaryFile(dir=directory, buffering=0) as file:
-        for _ in range(rounds):
+        for _ in range(200):
             started = time.perf_counter()
             file.write(block)
             os.fdatasync(file.fileno())

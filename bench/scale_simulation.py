@@ -34,9 +34,6 @@ PROMOTED_SECONDS = 2.5
 NOTICED_SECONDS = 0.5
 """A replica is promoted, and the brokers find it, after these times (docs/adr/0023)."""
 
-LOAD_MAX = 0.5
-"""Part of the API servers' CPU that reads of the anchor may use in the layout that fits."""
-
 
 def rest_lines(layout: Layout) -> list[str]:
     """Load at rest, the first bottleneck first."""

@@ -97,11 +97,10 @@ def delete_topics(admin_url: str) -> None:
 
 
 @contextlib.contextmanager
-def python_client(service_url: str, token: str | None = None) -> Iterator[pulsar.Client]:
+def python_client(service_url: str) -> Iterator[pulsar.Client]:
     """The stock Python client, quiet but for errors."""
     client = pulsar.Client(
         service_url,
-        authentication=pulsar.AuthenticationToken(token) if token is not None else None,
         operation_timeout_seconds=CLIENT_TIMEOUT_SECONDS,
         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
     )
@@ -178,12 +177,12 @@ def python_pipelined(
     return Rate(messages, seconds)
 
 
-def raw_one_at_a_time(service_url: str, *, messages: int = 2000) -> Latencies:
+def raw_one_at_a_time(service_url: str) -> Latencies:
     """Publish over a raw socket, each message after the receipt of the one before."""
     topic = new_topic("raw-one")
     raw_client.publish(service_url, topic, messages=300, in_flight=1)
     run = raw_client.publish(
-        service_url, topic, messages=messages, in_flight=1, message_bytes=MESSAGE_BYTES
+        service_url, topic, messages=2000, in_flight=1, message_bytes=MESSAGE_BYTES
     )
     return Latencies.of(run.latencies_ms)
 
@@ -219,7 +218,7 @@ def raw_pipelined(
     return rate, Latencies.of([sample for done in runs for sample in done.latencies_ms])
 
 
-def raw_catch_up(service_url: str, *, messages: int = 200_000, in_flight: int = 1000) -> Rate:
+def raw_catch_up(service_url: str, *, messages: int = 200_000) -> Rate:
     """Fill a topic with unbatched messages, then read it from its start over a raw socket."""
     topic = new_topic("catch-up")
     for start in range(0, messages, FRAMES_IN_MEMORY_MAX):
@@ -227,7 +226,7 @@ def raw_catch_up(service_url: str, *, messages: int = 200_000, in_flight: int = 
             service_url,
             topic,
             messages=min(FRAMES_IN_MEMORY_MAX, messages - start),
-            in_flight=in_flight,
+            in_flight=1000,
             message_bytes=MESSAGE_BYTES,
         )
     return Rate(messages, raw_client.read_from_start(service_url, topic, messages=messages))

@@ -31,6 +31,7 @@ QUEUE_SETTLE_SECONDS = 0.5
 """From a waiter's request to the fault: the client does not tell when it is queued."""
 
 START_TIMEOUT_SECONDS = 30.0
+TAKEOVER_TIMEOUT_SECONDS = 120.0
 POLL_SECONDS = 0.002
 
 _NO_CREATION_TIMEOUT_SECONDS = 2**31 - 1
@@ -124,13 +125,11 @@ class _Candidate:
         self._process.wait()
 
 
-def measure_takeovers(
-    service_url: str, *, fault: Fault, rounds: int, takeover_timeout_seconds: float = 120.0
-) -> TakeoverFigures:
+def measure_takeovers(service_url: str, *, fault: Fault, rounds: int) -> TakeoverFigures:
     """Let the leader fail ``rounds`` times, at least twice, with one waiter each time.
 
-    Raises TimeoutError when nobody leads ``takeover_timeout_seconds`` after a fault, RuntimeError
-    when the waiter did not wait.
+    Raises TimeoutError if the waiter does not lead within TAKEOVER_TIMEOUT_SECONDS after a fault, RuntimeError if it
+    led before the fault.
     """
     topic = new_topic(f"takeover-{fault.value}")
     results = []
@@ -149,7 +148,7 @@ def measure_takeovers(
             waiter.wait_for("asking", START_TIMEOUT_SECONDS)
             time.sleep(QUEUE_SETTLE_SECONDS)
             fault_at = leader.inject(fault)
-            appended_at = waiter.wait_for("appended", takeover_timeout_seconds)
+            appended_at = waiter.wait_for("appended", TAKEOVER_TIMEOUT_SECONDS)
             if appended_at < fault_at:
                 raise RuntimeError("the waiter wrote while the leader was still there")
             (granted_at,) = waiter.stamps("granted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Self
@@ -23,6 +24,15 @@ SAID_SECONDS = 240
 SAID_POLL_SECONDS = 0.02
 FIREWALL_SECONDS = 30
 """Time limit for the lock of iptables."""
+
+CLOCK_FILE = "/dev/shm/onewriter-e2e-clock"  # noqa: S108 - a path within pods
+"""The shift of a pod's wall clock; see clock.c."""
+
+SHIFT_SECONDS = 40
+"""Time limit for a process of the pod whose clock is shifted."""
+
+WEBHOOK_PORTS = "9443"
+"""The port of the operator's pods that the API server calls."""
 
 API_PORTS = "443,6443"
 """The ports on which pods reach the API server: its Service's and its own."""
@@ -73,6 +83,14 @@ class Faults:
         self._undoing.callback(self._undo, pod, going_on)
         self._machines.shell(_node(pod), _signal("STOP", _containers(pod)))
 
+    def freeze_container(self, pod: Json, container: str) -> None:
+        """Stop every process of one container; only SIGKILL ends it."""
+        script = _signal("STOP", [_container(pod, container)])
+        self._undoing.callback(
+            self._undo, pod, _signal("CONT", [_container(pod, container)], is_needed=False)
+        )
+        self._machines.shell(_node(pod), script)
+
     def freeze_child(self, pod: Json, container: str) -> None:
         """Stop the children of a container's first process, but not that process, for example a supervisor."""
         self._machines.shell(
@@ -82,6 +100,15 @@ class Faults:
     def thaw(self, pod: Json) -> None:
         """Undo ``freeze``."""
         self._machines.shell(_node(pod), _signal("CONT", _containers(pod)))
+
+    def shift_clock(self, pod: Json, seconds: int) -> None:
+        """Set the wall clock of a pod ahead by this time, or behind; 0 undoes it.
+
+        The pod's containers need the image of ``e2e.images``. The machine's clock stays.
+        """
+        if seconds:
+            self._undoing.callback(self._undo, pod, _shifting(pod, 0, is_needed=False))
+        self._machines.shell(_node(pod), _shifting(pod, seconds))
 
     def is_running(self, pod: Json) -> bool:
         """Whether the processes of the pod's containers run, independent of the API server's view."""
@@ -163,7 +190,25 @@ class Faults:
         """Continue the kubelet."""
         self._machines.start_kubelet(node)
 
-    # ------------------------------------------------------------ the control plane
+    # ------------------------------------------------------------ the control plane and its DNS
+
+    @contextmanager
+    def dns_away(self) -> Iterator[None]:
+        """Stop the cluster's DNS during the context: it answers nothing."""
+        self._machines.stop_dns()
+        try:
+            yield
+        finally:
+            self._machines.start_dns()
+
+    @contextmanager
+    def dns_wrong(self) -> Iterator[None]:
+        """During the context every name has the address of a machine that serves nothing."""
+        self._machines.misname()
+        try:
+            yield
+        finally:
+            self._machines.name_rightly()
 
     @contextmanager
     def api_server_away(self) -> Iterator[None]:
@@ -215,6 +260,21 @@ def _in_network(pod: Json, script: str) -> str:
 
 _IS_CHILD = 'echo $found | grep -qw "$(sed -n "s/^PPid:[[:space:]]*//p" /proc/$each/status)"'
 """A condition in a script: the parent of the process is in the container, too."""
+
+
+def _shifting(pod: Json, seconds: int, *, is_needed: bool = True) -> str:
+    """Return a script that writes the shift of the pod's wall clock into the memory that its containers share."""
+    octal = "".join(f"\\{byte:03o}" for byte in struct.pack("=q", seconds))
+    listed = f"found=$({_processes(_names_in_cgroups(pod))})"
+    write = f"dd of=/proc/$each/root{CLOCK_FILE} conv=notrunc,nocreat status=none 2>/dev/null"
+    done = f"for each in $found; do if printf '{octal}' | {write}; then exit 0; fi; done"
+    # A container that was killed starts again some time later. A pod that is gone has no process at all.
+    absent = "" if is_needed else 'test -n "$found" || exit 0; '
+    late = "test $(date +%s) -lt $end" + ("" if is_needed else " || exit 0")
+    return (
+        f"end=$(($(date +%s) + {SHIFT_SECONDS})); while :; do {listed}; {absent}{done};"
+        f" {late}; sleep {SAID_POLL_SECONDS}; done"
+    )
 
 
 def _signal(name: str, containers: list[str], *, is_needed: bool = True, only: str = "") -> str:

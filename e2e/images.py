@@ -2,8 +2,8 @@
 
     python -m e2e.images
 
-The second image is the first with one more layer, so that nodes store the common layers once. The
-archive has the format of ``docker save``: for ``ctr images import``, ``kind load image-archive``,
+The second image is the first with one more layer, so that nodes store the common layers once. In its containers tests
+can shift the wall clock of a pod (``clock.c``). The archive has the format of ``docker save``: for ``ctr images import``, ``kind load image-archive``,
 ``docker load``.
 """
 
@@ -15,6 +15,7 @@ import importlib.metadata
 import io
 import json
 import re
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -29,10 +30,17 @@ ARCHIVE = images.ROOT / "dist" / "onewriter-e2e.tar"
 DIRECTORY = "opt/stock"
 """The directory of the stock client in the image; PYTHONPATH names it."""
 
+CLOCK_SOURCE = Path(__file__).with_name("clock.c")
+CLOCK = "opt/clock/clock.so"
+PRELOAD = "etc/ld.so.preload"
+"""The file that names what every process loads first."""
+
 LAYER = "stock-client.tar"
 CLIENT = "pulsar-client"
 DOWNLOAD_SECONDS = 300.0
 """Time limit for the installation of the stock client."""
+
+COMPILE_SECONDS = 120.0
 
 _PYTHON = re.compile(r"opt/onewriter/lib/python(3\.\d+)/")
 
@@ -43,7 +51,7 @@ def archive() -> Path:
     """Return the archive, built if it is missing or older than the product's. Raises CannotBuild."""
     base = images.archive()
     sources = base.with_suffix(".sources").read_text()
-    wanted = f"{sources} {_requirement()} {_digest(Path(__file__))}"
+    wanted = f"{sources} {_requirement()} {_digest(Path(__file__))} {_digest(CLOCK_SOURCE)}"
     noted = ARCHIVE.with_suffix(".sources")
     if not (ARCHIVE.exists() and noted.exists() and noted.read_text() == wanted):
         noted.unlink(missing_ok=True)
@@ -110,7 +118,22 @@ def _layer(python: str) -> bytes:
                 for name in packed.namelist():
                     if not name.endswith("/"):
                         _add(layer, f"{DIRECTORY}/{name}", packed.read(name))
+        _add(layer, CLOCK, clock_library(Path(scratch)))
+        _add(layer, PRELOAD, f"/{CLOCK}\n".encode())
     return buffer.getvalue()
+
+
+def clock_library(scratch: Path, source: Path = CLOCK_SOURCE) -> bytes:
+    """Return the compiled ``clock.c``. Raises CannotBuild."""
+    target = scratch / "clock.so"
+    if shutil.which("gcc") is None:
+        raise images.CannotBuild("packages: apt-get install -y gcc libc6-dev")
+    options = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror"]
+    command = ["gcc", *options, "-o", str(target), str(source)]
+    done = commands.run(command, seconds=COMPILE_SECONDS)
+    if done.returncode != 0:
+        raise images.CannotBuild(f"{source}: {done.stderr}")
+    return target.read_bytes()
 
 
 def _with_layer(configuration: Json, layer: bytes) -> bytes:

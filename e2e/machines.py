@@ -58,6 +58,22 @@ class Machines(Protocol):
         """Undo ``stop_api_server``; undoing it twice does no harm."""
         ...
 
+    def stop_dns(self) -> None:
+        """Stop the cluster's DNS: it answers nothing. Raises NotPossible."""
+        ...
+
+    def start_dns(self) -> None:
+        """Undo ``stop_dns``; undoing it twice does no harm."""
+        ...
+
+    def misname(self) -> None:
+        """Let the cluster's DNS give every name the address of a machine that serves nothing. Raises NotPossible."""
+        ...
+
+    def name_rightly(self) -> None:
+        """Undo ``misname``; undoing it twice does no harm."""
+        ...
+
     def pod_logs(self, node: str) -> str:
         """Return the directory on a node where the kubelet stores the output of containers.
 
@@ -98,6 +114,18 @@ class LabMachines:
 
     def start_api_server(self) -> None:
         self._lab.signal_program("kube-apiserver", signal.SIGCONT)
+
+    def stop_dns(self) -> None:
+        self._lab.signal_program("coredns", signal.SIGSTOP)
+
+    def start_dns(self) -> None:
+        self._lab.signal_program("coredns", signal.SIGCONT)
+
+    def misname(self) -> None:
+        self._lab.restart_dns(is_right=False)
+
+    def name_rightly(self) -> None:
+        self._lab.restart_dns()
 
     def pod_logs(self, node: str) -> str:
         return str(self._lab.pod_logs(node))
@@ -153,6 +181,18 @@ class KindMachines:
     def start_api_server(self) -> None:
         self._signal_api_servers("CONT")
 
+    def stop_dns(self) -> None:
+        raise NotPossible("the DNS of kind's clusters runs in pods")
+
+    def start_dns(self) -> None:
+        """Nothing was stopped."""
+
+    def misname(self) -> None:
+        raise NotPossible("the DNS of kind's clusters runs in pods")
+
+    def name_rightly(self) -> None:
+        """Nothing was changed."""
+
     def pod_logs(self, node: str) -> str:
         del node
         return "/var/log/pods"
@@ -190,6 +230,18 @@ class UnknownMachines:
 
     def start_api_server(self) -> None:
         """Nothing was stopped."""
+
+    def stop_dns(self) -> None:
+        raise NotPossible("the process of the DNS is out of reach")
+
+    def start_dns(self) -> None:
+        """Nothing was stopped."""
+
+    def misname(self) -> None:
+        raise NotPossible("the process of the DNS is out of reach")
+
+    def name_rightly(self) -> None:
+        """Nothing was changed."""
 
     def pod_logs(self, node: str) -> str:
         raise NotPossible(f"nothing but Kubernetes leads to {node}: its files cannot be read")

@@ -6,9 +6,10 @@ A gap is a time between two acknowledgements of a topic, whichever of its writer
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final
 
@@ -111,8 +112,14 @@ class Outage:
 
     def reported(self, gap: Gap) -> Json | None:
         """The transition of a gap, or the one with the longest outage; None: the holder kept the topic."""
-        found = [each for each in self.reports.transitions if gap.holds(at_ms(each))]
+        found = [each for each in self.reports.transitions if self._belongs(at_ms(each), gap)]
         return max(found, key=lambda each: reported_ms(each) or -1, default=None)
+
+    def _belongs(self, at_ms: int, gap: Gap) -> bool:
+        """Whether a transition at this time is of the gap, and not of another long one that contains the time."""
+        within = [each for each in self.gaps if each.last_ms <= at_ms <= each.next_ms]
+        long = [each for each in within if each.ms >= GAP_MS]
+        return gap.holds(at_ms) and (gap in within or not long)
 
     def contradictions(self) -> list[str]:
         """How the reports contradict the writers, or each other; empty if they do not."""
@@ -215,6 +222,20 @@ def at_ms(transition: Json) -> int:
     return round(datetime.fromisoformat(transition["at"]).timestamp() * 1000)
 
 
+def unshifted(transitions: Iterable[Json], began_ms: int, shift_ms: int) -> list[Json]:
+    """The transitions by the machine's clock. Some of them have the time of a broker whose clock was shifted."""
+    return [
+        {**each, "at": _moved(each["at"], -shift_ms)}
+        if abs(at_ms(each) - began_ms - shift_ms) < abs(shift_ms) // 2
+        else each
+        for each in transitions
+    ]
+
+
+def _moved(at: str, ms: int) -> str:
+    return (datetime.fromisoformat(at) + timedelta(milliseconds=ms)).isoformat()
+
+
 def times(found: Mapping[str, Any]) -> dict[str, int]:
     """The known times of a transition. The audit has numbers as text."""
     return {name: int(found[name]) for name in TIMES if found.get(name) is not None}
@@ -247,12 +268,15 @@ def uncounted(counted: Mapping[str, int] | None, outages: Iterable[Outage]) -> l
     ]
 
 
+HEAD: Final = (
+    "| fault | writers | longest gap | cause | detection | handover | first message | pod of the former writer |",
+    "|---|---|---|---|---|---|---|---|",
+)
+
+
 def table(outages: Iterable[Outage]) -> str:
     """The outages as a Markdown table."""
-    lines = [
-        "| fault | writers | longest gap | cause | detection | handover | first message | pod of the former writer |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = [*HEAD]
     for each in outages:
         reported = each.reported(each.gap) or {}
         cells = [each.fault, each.writers, _ms(each.gap.ms), _cause(reported)]
@@ -260,6 +284,55 @@ def table(outages: Iterable[Outage]) -> str:
         cells += [_ms(reported.get("firstMessageMs")), ", ".join(each.outcomes)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The rows of the table in a text, by the title of their fault."""
+    found: dict[str, list[str]] = {}
+    _, _, after = text.partition(HEAD[1])
+    for line in after.splitlines()[1:]:
+        if not line.startswith("| "):
+            break
+        found.setdefault(line.split(" | ")[0].removeprefix("| "), []).append(line)
+    return found
+
+
+@dataclass(frozen=True)
+class Span:
+    """The days and loads of all measurements in the table."""
+
+    dates: frozenset[str] = frozenset()
+    measured_loads: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, page: str) -> Span:
+        """As the page states it; empty if it does not."""
+        found = _SPAN.search(page)
+        if found is None:
+            return cls()
+        dates = {each for each in found.group("first", "last") if each}
+        loads = {int(each) for each in found.group("low", "high")}
+        return cls(frozenset(dates), frozenset(loads))
+
+    def wider(self, more: Iterable[tuple[str, float]]) -> Span:
+        """It with these days and loads."""
+        listed = list(more)
+        dates = self.dates | {date for date, _ in listed}
+        return Span(dates, self.measured_loads | {round(load) for _, load in listed})
+
+    @property
+    def days(self) -> str:
+        return " to ".join(dict.fromkeys((min(self.dates), max(self.dates))))
+
+    @property
+    def loads(self) -> str:
+        return f"{min(self.measured_loads)} to {max(self.measured_loads)}"
+
+
+_SPAN: Final = re.compile(
+    r"Measured on (?P<first>[\d-]+)(?: to (?P<last>[\d-]+))? on a machine with \d+ cores and a load of"
+    r" (?P<low>\d+) to (?P<high>\d+):"
+)
 
 
 def _cause(reported: Json) -> str:

@@ -17,35 +17,42 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from e2e import images
 from e2e.acknowledgements import Acknowledgements
 from e2e.api import Api
-from e2e.clusters import STORE_NODE, TestedCluster, tested_cluster, uses_existing
-from e2e.faults import API_PORTS, STORE_PORTS, Faults
+from e2e.clusters import TestedCluster, tested_cluster, uses_existing
+from e2e.faults import Faults
+from e2e.injected import FAULTS, KINDS, Fault, Stage, losable
 from e2e.installation import NAMESPACE, RELEASE, Installation
 from e2e.log import Tally
 from e2e.machines import NotPossible
-from e2e.manifests import RELAYED, SIDECAR, STOCK, budget
+from e2e.manifests import RELAYED, SIDECAR, STOCK
 from e2e.outages import (
+    HEAD,
     Measurement,
     Outage,
     Reports,
     Sample,
+    Span,
     at_ms,
     parsed,
+    rows,
     table,
     uncounted,
+    unshifted,
     written,
 )
 from e2e.world import World
 from e2e.writers import Writers, WritingPod, until
 from tests.cluster import commands
-from tests.cluster.control_plane import COMMAND_SECONDS, WAIT_SECONDS, ClusterError
+from tests.cluster.control_plane import COMMAND_SECONDS, ClusterError
 
 Json = dict[str, Any]
 
@@ -58,20 +65,13 @@ SAMPLE_SECONDS: Final = 1.0
 LINES: Final = 40
 """Acknowledgements before a fault, and after it."""
 
+FIRST_MESSAGE_SECONDS: Final = 75.0
+"""A transition gets its first message within a minute. A holder that resumed has none in the transition of its grant."""
+
 SETTLE_SECONDS: Final = 10.0
 """Shortest time of a measurement: a gap that has not begun is no gap."""
 
-BRIEFLY_SECONDS: Final = 6.0
-CUT_SECONDS: Final = 15.0
-AWAY_SECONDS: Final = 30.0
-LOST_SECONDS: Final = 75.0
-"""How long a node is lost: long enough for Kubernetes to mark it and for the operator to act on that."""
-
-SIDECAR_CONTAINER: Final = "onewriter-sidecar"
-KINDS: Final = (STOCK, RELAYED, SIDECAR)
 TITLES: Final = {STOCK: "stock", RELAYED: "stock, relay", SIDECAR: "sidecar"}
-PROCESSES: Final = {STOCK: "writer", RELAYED: "writer", SIDECAR: SIDECAR_CONTAINER}
-"""The container whose process talks to the broker as the writer."""
 
 PLUGIN: Final = """
 import json, sys
@@ -90,329 +90,6 @@ import os, urllib.request
 asked = urllib.request.Request("http://127.0.0.1:8080/metrics", headers={"Authorization": "Bearer " + os.environ["TOKEN"]})
 print(urllib.request.urlopen(asked, timeout=10).read().decode())
 """
-
-
-class Stage:
-    """The installation, the topics with their writers, and the faults of one round."""
-
-    def __init__(
-        self,
-        tested: TestedCluster,
-        world: World,
-        casts: Mapping[str, Writers],
-        faults: Faults,
-        formers: Mapping[str, WritingPod],
-    ) -> None:
-        self.tested = tested
-        self.world = world
-        self.installation = world.installation
-        self.api = world.api
-        self.casts = casts
-        self.faults = faults
-        self.formers = formers
-
-    @property
-    def broker(self) -> Json:
-        """The pod of the broker that serves the topics."""
-        return self.installation.pod(self.installation.owner(self.casts[STOCK].topic))
-
-    @property
-    def store(self) -> Json:
-        return self.installation.pod(f"{RELEASE}-valkey-0")
-
-    def each(self, act: Callable[[WritingPod, str], object]) -> None:
-        """Act upon the writing pod of each topic."""
-        for kind, former in self.formers.items():
-            act(former, kind)
-
-    def delete(self, pod: Json) -> None:
-        about = pod["metadata"]
-        self.api.delete("pods", about["namespace"], about["name"])
-
-    def annotate(self, kind: str, annotation: str, value: str) -> None:
-        change = {"metadata": {"annotations": {annotation: value}}}
-        self.api.patch("exclusivetopics", self.world.namespace, self.casts[kind].name, change)
-
-
-# ------------------------------------------------------------ faults of writers
-
-
-def kill_writers(stage: Stage) -> None:
-    stage.each(lambda former, kind: stage.faults.kill(former.pod, PROCESSES[kind]))
-
-
-def kill_application(stage: Stage) -> None:
-    stage.each(lambda former, _: stage.faults.kill(former.pod, "writer"))
-
-
-def kill_relay(stage: Stage) -> None:
-    stage.each(lambda former, _: stage.faults.kill(former.pod, SIDECAR_CONTAINER))
-
-
-def freeze_writers_briefly(stage: Stage) -> None:
-    stage.each(lambda former, _: stage.faults.freeze(former.pod))
-    time.sleep(BRIEFLY_SECONDS)
-    stage.each(lambda former, _: stage.faults.thaw(former.pod))
-
-
-def freeze_writers(stage: Stage) -> None:
-    stage.each(lambda former, _: stage.faults.freeze(former.pod))
-    stage.each(lambda former, kind: stage.casts[kind].until_outcome(former, "Evicted"))
-
-
-def freeze_protected_writers(stage: Stage) -> None:
-    names = [stage.casts[kind].name for kind in stage.formers]
-    stage.world.apply(*(budget(name, available=2) for name in names))
-    try:
-        stage.each(lambda former, _: stage.faults.freeze(former.pod))
-        stage.each(lambda former, kind: stage.casts[kind].until_outcome(former, "BlockedByPDB"))
-    finally:
-        for name in names:
-            stage.api.delete("poddisruptionbudgets", stage.world.namespace, name)
-    stage.each(lambda former, kind: stage.casts[kind].until_outcome(former, "Evicted"))
-
-
-def delete_writers(stage: Stage) -> None:
-    stage.each(lambda former, _: stage.delete(former.pod))
-
-
-def roll_writers(stage: Stage) -> None:
-    names = [f"deployment/{stage.casts[kind].name}" for kind in stage.formers]
-    kubectl, namespace = stage.world.cluster.kubectl, stage.world.namespace
-    kubectl("rollout", "restart", *names, namespace=namespace)
-    for name in names:
-        kubectl("rollout", "status", name, f"--timeout={WAIT_SECONDS}s", namespace=namespace)
-
-
-def fence_writers(stage: Stage) -> None:
-    stage.each(lambda former, kind: stage.annotate(kind, "onewriter.dev/fence", str(former.epoch)))
-
-
-def hand_over(stage: Stage) -> None:
-    stage.each(
-        lambda former, kind: stage.annotate(kind, "onewriter.dev/handover", str(former.epoch))
-    )
-
-
-def cut_writers_off(stage: Stage) -> None:
-    heals = [stage.faults.cut_off(former.pod) for former in stage.formers.values()]
-    time.sleep(CUT_SECONDS)
-    for heal in heals:
-        heal()
-
-
-# ------------------------------------------------------------ faults of brokers
-
-
-def kill_broker(stage: Stage) -> None:
-    stage.faults.kill(stage.broker, "broker")
-
-
-def freeze_broker(stage: Stage) -> None:
-    stage.faults.freeze_child(stage.broker, "broker")
-
-
-def freeze_broker_pod(stage: Stage) -> None:
-    stage.faults.freeze(stage.broker)
-
-
-def delete_broker(stage: Stage) -> None:
-    stage.delete(stage.broker)
-
-
-def roll_brokers(stage: Stage) -> None:
-    stage.installation.restart("broker")
-    name = f"statefulset/{RELEASE}-broker"
-    status = ("rollout", "status", name, f"--timeout={WAIT_SECONDS}s")
-    stage.world.cluster.kubectl(*status, namespace=NAMESPACE)
-
-
-def kill_all_brokers(stage: Stage) -> None:
-    for pod in stage.installation.pods("broker"):
-        stage.faults.kill(pod, "broker")
-
-
-def cut_broker_from_store(stage: Stage) -> None:
-    heal = stage.faults.cut_off(stage.broker, STORE_PORTS)
-    time.sleep(CUT_SECONDS)
-    heal()
-
-
-def cut_broker_from_api(stage: Stage) -> None:
-    heal = stage.faults.cut_off(stage.broker, API_PORTS)
-    time.sleep(CUT_SECONDS / 3)
-    kill_writers(stage)
-    time.sleep(CUT_SECONDS)
-    heal()
-
-
-# ------------------------------------------------------------ faults of the store
-
-
-def kill_store(stage: Stage) -> None:
-    stage.faults.kill(stage.store, "valkey")
-
-
-def freeze_store(stage: Stage) -> None:
-    store = stage.store
-    stage.faults.freeze(store)
-    time.sleep(BRIEFLY_SECONDS)
-    stage.faults.thaw(store)
-
-
-def delete_store(stage: Stage) -> None:
-    stage.delete(stage.store)
-
-
-def lose_volume(stage: Stage) -> None:
-    """Empty the store's volume, wait until the topics say so, and adopt the empty store as an administrator does."""
-    if not stage.tested.volumes:
-        raise NotPossible("the volume of the store is out of reach")
-    stage.world.check_logs()
-    stage.world.checks_at_end = False  # what was acknowledged until now is lost
-    folder = stage.tested.directory / f"data-{RELEASE}-valkey-0"
-    stage.tested.machines.shell(STORE_NODE, f"rm -rf {folder}/*")
-    stage.faults.kill(stage.store, "valkey")
-    for kind in stage.formers:
-        stage.casts[kind].until_condition("Serving", "False/BucketWaiting")
-    pod = stage.installation.pods("broker")[0]["metadata"]["name"]
-    adopt = ("onewriter", "adopt", "--all", "--force", "--reason", "the volume is lost")
-    where = ("exec", pod, "--container=broker", "--")
-    stage.world.cluster.kubectl(*where, *adopt, namespace=NAMESPACE, seconds=WAIT_SECONDS)
-
-
-# ------------------------------------------------------------ the control plane and nodes
-
-
-def lose_api_server(stage: Stage) -> None:
-    with stage.faults.api_server_away():
-        time.sleep(AWAY_SECONDS / 3)
-        kill_writers(stage)
-        time.sleep(AWAY_SECONDS * 2 / 3)
-
-
-def lose_operator(stage: Stage) -> None:
-    with stage.installation.without_operator():
-        kill_writers(stage)
-        time.sleep(CUT_SECONDS)
-
-
-def stop_kubelet(stage: Stage) -> None:
-    node = losable(stage)
-    stage.faults.stop_kubelet(node)
-    time.sleep(AWAY_SECONDS)
-    stage.faults.start_kubelet(node)
-
-
-def lose_node(stage: Stage) -> None:
-    node = losable(stage)
-    stage.faults.lose(node)
-    time.sleep(LOST_SECONDS)
-    stage.faults.find_again(node)
-
-
-def drain_node(stage: Stage) -> None:
-    node, kubectl = losable(stage), stage.world.cluster.kubectl
-    options = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={WAIT_SECONDS}s")
-    try:
-        kubectl("drain", node, *options, seconds=WAIT_SECONDS)
-    finally:
-        kubectl("uncordon", node)
-
-
-def losable(stage: Stage) -> str:
-    """A node that can be lost and does not run the store."""
-    others = sorted(set(stage.world.cluster.names("nodes")) - {stage.store["spec"]["nodeName"]})
-    return stage.faults.losable(others)
-
-
-class Fault:
-    """One fault: its title in the table, and what it needs.
-
-    ``kinds``: the topics that it concerns. ``writer``, ``broker``: whether the writers, and the broker of the topics, must
-    run on the node that can be lost (True), on another one (False), or anywhere (None). ``is_served``: see Outage.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        inject: Callable[[Stage], None],
-        kinds: tuple[str, ...] = KINDS,
-        *,
-        writer: bool | None = None,
-        broker: bool | None = None,
-        is_served: bool = False,
-    ) -> None:
-        self.title = title
-        self.inject = inject
-        self.kinds = kinds
-        self.writer = writer
-        self.broker = broker
-        self.is_served = is_served
-
-
-FAULTS: Final[dict[str, Fault]] = {
-    "writer-killed": Fault("`kill -9` of the writer (its sidecar)", kill_writers),
-    "application-killed": Fault(
-        "`kill -9` of the application beside the sidecar", kill_application, (SIDECAR,)
-    ),
-    "relay-killed": Fault("`kill -9` of the relay", kill_relay, (RELAYED,)),
-    "writer-frozen-briefly": Fault("writer frozen for 6 s", freeze_writers_briefly),
-    "writer-frozen": Fault("writer frozen", freeze_writers),
-    "writer-protected": Fault(
-        "writer frozen, a budget forbids its eviction", freeze_protected_writers, (STOCK,)
-    ),
-    "writer-deleted": Fault("writer's pod deleted", delete_writers),
-    "writers-rolled": Fault("rolling update of the writers", roll_writers),
-    "writer-fenced": Fault("writer fenced by annotation", fence_writers),
-    "handed-over": Fault("handover by annotation", hand_over),
-    "writer-cut": Fault("writer cut off from the brokers for 15 s", cut_writers_off),
-    "broker-killed": Fault("`kill -9` of the topic's broker", kill_broker),
-    "broker-frozen": Fault("topic's broker frozen", freeze_broker),
-    "broker-pod-frozen": Fault(
-        "topic's broker frozen with its supervisor", freeze_broker_pod, is_served=True
-    ),
-    "broker-deleted": Fault("pod of the topic's broker deleted", delete_broker),
-    "brokers-rolled": Fault("rolling update of the brokers", roll_brokers),
-    "brokers-killed": Fault("`kill -9` of all brokers", kill_all_brokers),
-    "broker-without-store": Fault(
-        "topic's broker cut off from the store for 15 s", cut_broker_from_store
-    ),
-    "broker-without-api": Fault(
-        "topic's broker cut off from the API server, writer killed", cut_broker_from_api
-    ),
-    "store-killed": Fault("`kill -9` of the store", kill_store),
-    "store-frozen": Fault("store frozen for 6 s", freeze_store),
-    "store-deleted": Fault("pod of the store deleted", delete_store),
-    "api-server-frozen": Fault("API server frozen for 30 s, writer killed", lose_api_server),
-    "operator-gone": Fault("no operator, writer killed", lose_operator),
-    "kubelet-stopped": Fault("kubelet stopped for 30 s", stop_kubelet, writer=True),
-    "node-of-writer": Fault(
-        "node of the writer lost for 75 s", lose_node, writer=True, broker=False
-    ),
-    "node-of-broker": Fault(
-        "node of the topic's broker lost for 75 s",
-        lose_node,
-        writer=False,
-        broker=True,
-        is_served=True,
-    ),
-    "node-of-both": Fault(
-        "node of writer and broker lost for 75 s",
-        lose_node,
-        writer=True,
-        broker=True,
-        is_served=True,
-    ),
-    "node-drained": Fault(
-        "node of writer and broker drained", drain_node, writer=True, broker=True
-    ),
-    "volume-lost": Fault("volume of the store lost, then adopted", lose_volume, is_served=True),
-}
-"""The faults by name, in the order of the table. The loss of the volume is the last one: it loses all messages."""
-
-
-# ------------------------------------------------------------ measuring
 
 
 def now_ms() -> int:
@@ -528,6 +205,8 @@ class Run:
         self.heard = heard
         self.casts = casts
         self.contradictions: list[str] = []
+        self.measured: list[str] = []
+        """The names of the faults that were measured."""
 
     def measure(self, name: str) -> None:
         """Measure one fault. A fault that does not end well is a contradiction, too."""
@@ -545,6 +224,7 @@ class Run:
             DETAILS.mkdir(parents=True, exist_ok=True)
             measurement = Measurement(f"{datetime.now(UTC):%Y-%m-%d}", load, found)
             (DETAILS / f"{name}.json").write_text(measurement.text())
+            self.measured.append(name)
         lines = [f"contradiction: {each}" for each in self.contradictions[known:]]
         rows = table(found).splitlines()[2:]
         about = f"{name}: {time.monotonic() - began:.0f} s, load {load:.1f}"
@@ -568,8 +248,22 @@ class Run:
                 self._wrote(casts, now_ms())
                 time.sleep(max(0.0, SETTLE_SECONDS - (time.monotonic() - began)))
             self.heard.catch_up(round(time.monotonic() - began) + 10)
-            until(lambda: all(self._shown(casts[kind], settled[kind].epoch) for kind in casts))
+            epochs = {kind: settled[kind].epoch for kind in casts}
+            late = time.monotonic() + FIRST_MESSAGE_SECONDS
+            until(
+                lambda: (
+                    time.monotonic() > late
+                    or all(self._shown(casts[kind], epochs[kind]) for kind in casts)
+                )
+            )
             answer = reports(stage, fault.kinds)
+            for each in fault.kinds:
+                shift_ms = fault.broker_clock_seconds * 1000
+                answer[each] = replace(
+                    answer[each],
+                    transitions=unshifted(answer[each].transitions, began_ms, shift_ms),
+                    shown=unshifted(answer[each].shown, began_ms, shift_ms),
+                )
             found = [
                 Outage(
                     fault.title,
@@ -577,7 +271,7 @@ class Run:
                     began_ms,
                     self.heard.of(casts[kind].name, since_ms=began_ms - 10_000),
                     answer[kind],
-                    samples[kind],
+                    samples[kind] if fault.has_operator else (),
                     fault.is_served,
                     self._outcome(casts[kind], stage.formers[kind], began_ms),
                 )
@@ -674,34 +368,37 @@ def main() -> int:
         Api(tested.cluster, tested.directory / "api.sock") as api,
     ):
         installation = Installation(tested, api)
+        repository, tag = images.TAG.rsplit(":", 1)
+        # In this image a pod's clock can be shifted. It is the product's image with one more layer.
+        installation.values["image"] |= {"repository": repository, "tag": tag}
         installation.install()
         try:
             run = measured(tested, installation, names, request.minutes)
         finally:
             if uses_existing():
                 installation.uninstall()
-    write_table()
+    write_table(run.measured)
     print(f"{len(names)} faults, {len(run.contradictions)} contradictions", flush=True)
     return 1 if run.contradictions else 0
 
 
-def write_table() -> None:
-    """Write the newest measurement of each fault into the page."""
-    files = [DETAILS / f"{name}.json" for name in FAULTS]
-    found = [parsed(file.read_text()) for file in files if file.exists()]
+def write_table(measured_now: Iterable[str]) -> None:
+    """Write these measurements into the page. Other faults keep their rows."""
+    found = [parsed((DETAILS / f"{name}.json").read_text()) for name in measured_now]
     if not found:
         return
-    dates = sorted({each.measured_at for each in found})
-    loads = [each.load for each in found]
+    page = PAGE.read_text()
+    span = Span.of(page).wider((each.measured_at, each.load) for each in found)
+    measured_rows = rows(table(outage for each in found for outage in each.outages))
+    known = rows(page) | measured_rows
     text = (
-        f"Measured on {' to '.join(dict.fromkeys((dates[0], dates[-1])))} on a machine with"
-        f" {os.cpu_count()} cores and a load of {min(loads):.0f} to {max(loads):.0f}: Deployments of two pods, a"
-        f" message each {INTERVAL_SECONDS} s, two brokers, Kubernetes' default times for lost nodes."
+        f"Measured on {span.days} on a machine with {os.cpu_count()} cores and a load of {span.loads}: Deployments of two"
+        f" pods, a message each {INTERVAL_SECONDS} s, two brokers, Kubernetes' default times for lost nodes."
     )
-    missing = [file.stem for file in files if not file.exists()]
+    missing = [name for name, fault in FAULTS.items() if fault.title not in known]
     text += f" Not measured: {', '.join(missing)}." if missing else ""
-    rows = table(outage for each in found for outage in each.outages)
-    PAGE.write_text(written(PAGE.read_text(), f"{text}\n\n{rows}"))
+    lines = [line for fault in FAULTS.values() for line in known.get(fault.title, ())]
+    PAGE.write_text(written(page, "\n".join([text, "", *HEAD, *lines])))
 
 
 def measured(

@@ -29,7 +29,7 @@ from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import Watchers
 from onewriter_broker.log.appender import Appender, AppendPath
 from onewriter_broker.log.bucket_appenders import BucketAppenders
-from onewriter_broker.log.store.api import Binding, BrokenKey, Durability, LogStore, Outcome
+from onewriter_broker.log.store.api import Binding, BrokenKey, LogStore, Outcome
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.losses import LatestReports, Loss, RangeAtRisk
 from onewriter_broker.namespaces import Namespaces
@@ -64,6 +64,7 @@ from onewriter_broker.topic.retention.sizes import Sizes
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_broker.topic.unused_topics import UnusedTopics
 from onewriter_core.api.manifests import DesiredState
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import Record
@@ -114,6 +115,8 @@ class Dependencies:
     through: Callable[[asyncio.BufferedProtocol], asyncio.BaseProtocol] = lambda inner: inner
     """Wraps the protocol of each client's socket, for tests that cut connections."""
     limits: BrokerLimits = BrokerLimits()
+    token_seconds: Callable[[], float] | None = None
+    """The clock by which tokens expire, in Unix seconds; None: the wall clock."""
     reaches_store: Ask | None = None
     """Asks another broker whether it reaches the store; None: over HTTP. Simulations have no HTTP."""
 
@@ -205,6 +208,7 @@ class Broker:
             single_node=dependencies.single_node,
             live_view=self.membership.view,
             last_seen_ms=self.membership.observer.last_seen_ms,
+            clock_ahead_ms=self.membership.observer.clock_ahead_ms,
             is_late=self.membership.observer.is_late,
             wake=self.membership.changed,
             randomness=randomness,
@@ -264,6 +268,7 @@ class Broker:
             ),
             now=now,
             wall_ms=wall_ms,
+            token_seconds=dependencies.token_seconds or (lambda: wall_ms() / 1000),
             store=dependencies.store,
             registrations=self.registrations,
             has_declarations=self.desired.is_known,
@@ -319,6 +324,7 @@ class Broker:
             self.compactions,
             self.store_watch.counted,
             is_store_reachable=lambda: self.store_access.is_reached,
+            clocks_ahead_ms=lambda: self.membership.observer.clocks_ahead_ms,
         )
         self.http = HttpServer(
             Site(

@@ -17,6 +17,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,8 +114,9 @@ def in_cluster(environment: Mapping[str, str], directory: Path = ACCOUNT_DIRECTO
 
 
 class KubernetesApi:
-    """Sends requests to one API server; call ``close`` once at the end. ``now`` is a monotonic clock in
-    seconds.
+    """Sends requests to one API server; call ``close`` once at the end.
+
+    ``now`` is a monotonic clock in seconds, ``wall_seconds`` the wall clock of this machine.
     """
 
     def __init__(
@@ -123,8 +125,12 @@ class KubernetesApi:
         *,
         limits: ApiLimits = ApiLimits(),
         now: Callable[[], float] = time.monotonic,
+        wall_seconds: Callable[[], float] = lambda: time.time_ns() / 1e9,
     ) -> None:
         self.server = server
+        self._wall_seconds = wall_seconds
+        self._server_ahead: float | None = None
+        """By how much the API server's clock is ahead of ``now``, by its last response."""
         self._limits = limits
         self._now = now
         self._session: aiohttp.ClientSession | None = None
@@ -157,6 +163,15 @@ class KubernetesApi:
             raise Unavailable(f"the API server refuses {method} {path}: {answer.reason}")
         return answer
 
+    def unix_seconds(self) -> float:
+        """The time of the API server's clock, to the second; of this machine's before the first response.
+
+        The API server issues tokens, so they expire by its clock. A change of the machine's wall clock has no effect.
+        """
+        if self._server_ahead is None:
+            return self._wall_seconds()
+        return self._now() + self._server_ahead
+
     async def close(self) -> None:
         """Close the connections; later requests raise Unavailable."""
         self._is_closed = True
@@ -175,6 +190,7 @@ class KubernetesApi:
                 method, self.server.url + path, data=data, headers=headers, allow_redirects=False
             ) as response:
                 retry_after = response.headers.get("Retry-After", "")
+                self._compare_clocks(response.headers.get("Date", ""))
                 answer = Answer(response.status, _document(await self._content(response)))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
@@ -184,6 +200,14 @@ class KubernetesApi:
         if answer.status in _OVERLOADED or answer.status >= _SERVER_ERRORS:
             raise Unavailable(f"Kubernetes API server error {answer.status}: {answer.reason}")
         return answer
+
+    def _compare_clocks(self, date: str) -> None:
+        """Take in the time of a response. A server that states none that can be read changes nothing."""
+        try:
+            stated = parsedate_to_datetime(date).timestamp()
+        except (ValueError, OverflowError):
+            return
+        self._server_ahead = stated - self._now()
 
     def _connected(self) -> aiohttp.ClientSession:
         """The session, for the CA that was last read."""

@@ -138,8 +138,9 @@ def reviewing(settings: Settings, api: KubernetesApi) -> tuple[Authenticator, Ba
         keys,
         settings.token_audience or SERVICE_ACCOUNT_AUDIENCE,
         is_required=settings.authentication_required,
+        unix_seconds=api.unix_seconds,
     )
-    static = authenticator(settings)
+    static = authenticator(settings, api.unix_seconds)
     return review if static is None else EitherAuthenticator(static, review), keys.run
 
 
@@ -192,11 +193,13 @@ async def _judge_store(store: RedisSettings, settings: Settings, *, is_last: boo
 async def dependencies_of(settings: Settings, api: KubernetesApi | None) -> Dependencies:
     """The dependencies of the broker. Raises ConfigurationError."""
     initial = read_initial(settings)
+    token_seconds: Callable[[], float] | None = None
     certificate = certificate_of(settings)
     background_tasks: list[BackgroundTask] = []
     if api is not None and settings.token_review:
         verifier, background_task = reviewing(settings, api)
         background_tasks.append(background_task)
+        token_seconds = api.unix_seconds
     else:
         verifier = authenticator(settings) or AnonymousAuthenticator()
     anchor = open_anchor(settings, api)
@@ -212,6 +215,7 @@ async def dependencies_of(settings: Settings, api: KubernetesApi | None) -> Depe
         single_node=is_single_node(settings),
         certificate=certificate,
         background_tasks=background_tasks,
+        token_seconds=token_seconds,
     )
 
 

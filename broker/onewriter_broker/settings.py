@@ -12,8 +12,8 @@ from typing import Final, Literal, Self
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from onewriter_broker.log.store.api import Durability
 from onewriter_core.api.tenancy import read_exceptions
+from onewriter_core.api.topic import Durability
 from onewriter_core.authorization import ConsumersDefault
 from onewriter_core.command import invalid_settings
 

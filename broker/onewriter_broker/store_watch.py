@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
-from onewriter_broker.log.store.api import Durability, LogStore, Observation, ShardState
+from onewriter_broker.log.store.api import LogStore, Observation, ShardState
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import OnewriterError, Undecided
 
 INTERVAL_SECONDS = 0.5

@@ -40,6 +40,9 @@ POLL_SECONDS = 0.02
 NOT_OWNED, REFUSED = "nobody", "refused"
 """Used in place of an owner if a look-up names none."""
 
+HELD = "buckets.held"
+"""The event of a broker that has acquired the buckets that are its."""
+
 LOG_BYTES_SHOWN = 16 * 1024
 """Bytes of the log that are shown after a failure."""
 
@@ -81,6 +84,7 @@ class LocalBrokers:
         self._arguments = list(arguments)
         self._log_path = directory / "brokers.log"
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._held_before = 0
 
     # ------------------------------------------------------------ where they are
 
@@ -131,6 +135,7 @@ class LocalBrokers:
     def start(self, *, wait: bool = True) -> None:
         """Start all brokers and, unless ``wait`` is False, wait until each one answers."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._held_before = len(self.events(HELD))
         if self._supervised:
             self._spawn(self._up_command())
         else:
@@ -144,6 +149,7 @@ class LocalBrokers:
     def restart(self, number: int, *, wait: bool = True) -> None:
         """Start a killed broker without a supervisor again."""
         command = self._bare_command(number)
+        self._held_before = len(self.events(HELD))
         self._processes[number] = self._popen(command)
         if wait:
             self.wait_ready(number)
@@ -159,7 +165,11 @@ class LocalBrokers:
             while True:
                 with contextlib.suppress(OSError):
                     answers = self._look_up(number, topics.values())
-                    if NOT_OWNED not in answers and (answers or self.events("buckets.held")):
+                    if answers:
+                        is_ready = NOT_OWNED not in answers
+                    else:  # it requires credentials, so only the log since its start tells
+                        is_ready = len(self.events(HELD)) > self._held_before
+                    if is_ready:
                         break
                 ended = [p.returncode for p in self._processes if p.poll() is not None]
                 if ended or time.monotonic() > deadline:

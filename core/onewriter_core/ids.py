@@ -85,6 +85,11 @@ class Position(NamedTuple):
             return Position(self.ledger, self.entry - 1)
         return Position(max(self.ledger - 1, 0), NUMBER_MAX)
 
+    @property
+    def next(self) -> Position:
+        """The next position of the same ledger."""
+        return Position(self.ledger, self.entry + 1)
+
     @classmethod
     def parse(cls, text: str) -> Position:
         """Read ``<ledger>-<entry>``; raises ValueError for anything else."""

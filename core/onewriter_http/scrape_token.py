@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +26,8 @@ log = structlog.get_logger(__name__)
 class ScrapeToken:
     """The token in a file. Without a file no token is accepted."""
 
-    def __init__(self, file: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, file: Path | None) -> None:
         self._file = file
-        self._clock = clock
         self._read_at = float("-inf")
         self._token = b""
 
@@ -43,7 +41,7 @@ class ScrapeToken:
         return len(token) >= TOKEN_BYTES_MIN and hmac.compare_digest(given, token)
 
     def _current(self, file: Path) -> bytes:
-        now = self._clock()
+        now = time.monotonic()
         if now - self._read_at >= READ_AGAIN_SECONDS:
             self._read_at = now
             try:

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.frames import BlockFrame
-from onewriter_pipeline.brokers.names import next_position, position_of
+from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.errors import NotFound, PipelineError
 from onewriter_pipeline.read.offsets import entries_of, messages_of, runs_between
 from pyspark_onewriter.options import ACCESS_OPTIONS, Given, access_of
@@ -77,7 +77,7 @@ def _lag(broker: Broker, name: str, at: Position, now_ms: int) -> Lag:
     stored_ms = next(
         (
             frame.time_ms
-            for frame in broker.frames(name, first, next_position(first), payload=False)
+            for frame in broker.frames(name, first, first.next, payload=False)
             if isinstance(frame, BlockFrame)
         ),
         None,

@@ -13,7 +13,7 @@ from typing import Final
 
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_pipeline.brokers.broker import Broker
-from onewriter_pipeline.brokers.names import next_position, position_of, shown
+from onewriter_pipeline.brokers.names import position_of, shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.read.offsets import END_OF_LOG, Run, runs_within
@@ -95,7 +95,7 @@ class TableSnapshot:
         parts: list[tuple[Piece, Sequence[Run]]] = []
         for piece in found:
             low = lowest_of(bounds[piece.path])
-            high = next_position(highest_of(bounds[piece.path]))
+            high = highest_of(bounds[piece.path]).next
             first = bisect.bisect_right(ends, low)
             behind = bisect.bisect_left(ends, high, first) + 1
             parts.append((piece, runs_within(runs[first:behind], low, high)))

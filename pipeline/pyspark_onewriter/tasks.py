@@ -14,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
-from onewriter_pipeline.brokers.names import next_position, shown
+from onewriter_pipeline.brokers.names import shown
 from onewriter_pipeline.errors import EntriesLost, Trimmed
 from onewriter_pipeline.read.batch_limits import EntryCounts
 from onewriter_pipeline.read.offsets import (
@@ -128,7 +128,7 @@ def read_either(broker: Broker, span: Span, options: ReadOptions) -> Iterator[pa
         if chunk is None:
             return
         yield from batches
-        at = next_position(chunk.last)
+        at = chunk.last.next
     tables = TableSnapshot(options)
     cut = min(span.end, tables.offsets.get(span.log, at))
     if cut <= at and options.reading.fail_on_loss:

@@ -338,13 +338,23 @@ class Lab(Cluster):
                 raise ClusterError(f"{name} does not become ready:\n{self.log(name)}")
             time.sleep(0.1)
 
-    def _start_dns(self) -> None:
-        corefile = self.directory / "Corefile"
-        corefile.write_text(
-            f".:53 {{\n  bind {API_ADDRESS}\n  errors\n  kubernetes cluster.local in-addr.arpa {{\n"
-            f"    kubeconfig {self.kubeconfig} lab\n    ttl 1\n  }}\n}}\n"
+    def _start_dns(self, *, is_right: bool = True) -> None:
+        names = (
+            f"kubernetes cluster.local in-addr.arpa {{\n    kubeconfig {self.kubeconfig} lab\n    ttl 1\n  }}"
+            if is_right
+            else f'template IN A {{\n    answer "{{{{ .Name }}}} 1 IN A {API_ADDRESS}"\n  }}\n'
+            "  template ANY AAAA {\n    rcode NOERROR\n  }"
         )
+        corefile = self.directory / "Corefile"
+        corefile.write_text(f".:53 {{\n  bind {API_ADDRESS}\n  errors\n  {names}\n}}\n")
         self.run("coredns", [program("coredns"), "-conf", corefile])
+
+    def restart_dns(self, *, is_right: bool = True) -> None:
+        """Start the DNS again. If it is not right, each name has the address of the API server's machine."""
+        former = self.processes["coredns"]
+        self.signal_program("coredns", signal.SIGKILL)
+        former.wait(STOP_SECONDS)
+        self._start_dns(is_right=is_right)
 
     # ------------------------------------------------------------ nodes
 

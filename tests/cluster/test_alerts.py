@@ -107,6 +107,7 @@ FAULTS: dict[str, Json | tuple[Json, ...]] = {
     "OnewriterBucketsWaiting": broker("buckets_waiting", "4+0x120"),
     "OnewriterStoreAway": tuple(broker("store_reachable", "0+0x120", n) for n in range(3)),
     "OnewriterBrokerLostStore": broker("store_reachable", "0+0x120", 2),
+    "OnewriterClocksDiffer": broker("clock_ahead_seconds", "-86400+0x120", member="b-1"),
     "OnewriterStoreFull": broker("store_is_full", "1+0x120"),
     "OnewriterRetentionHeldBack": broker("retention_held_back", "2+0x120"),
     "OnewriterTopicBroken": broker("topics_broken", "1+0x120"),

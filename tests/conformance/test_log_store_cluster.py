@@ -22,7 +22,7 @@ from tests.conformance.log_store_worlds import (
 )
 from tests.store_cluster import StoreCluster, running_cluster, wait_until
 
-from onewriter_broker.log.store.api import Durability, LogStore, Outcome
+from onewriter_broker.log.store.api import LogStore, Outcome
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.store.redis.server_checks import (
     check_cluster,
@@ -30,6 +30,7 @@ from onewriter_broker.log.store.redis.server_checks import (
     judge_cluster,
 )
 from onewriter_broker.log.store.redis.store import RedisLogStore
+from onewriter_core.api.topic import Durability
 from onewriter_core.cluster_views import slot_of
 from onewriter_core.errors import Undecided
 

@@ -20,7 +20,8 @@ from tests.conformance.log_store_worlds import (
 from tests.servers import SERVER_KINDS, running_server
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.store.api import BrokenKey, Durability, LogStore, Outcome
+from onewriter_broker.log.store.api import BrokenKey, LogStore, Outcome
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position
 

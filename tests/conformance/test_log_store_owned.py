@@ -11,13 +11,13 @@ from tests.stamps import stamp_anew
 from onewriter_broker.log.store.api import (
     Binding,
     BrokenKey,
-    Durability,
     LogStore,
     Outcome,
     OwnedRecord,
     OwnWrite,
 )
 from onewriter_broker.log.store.keys import Keys
+from onewriter_core.api.topic import Durability
 from onewriter_core.own.names import own_field
 
 FIELD, OTHER = own_field("group", "resource"), own_field("", "any text, é too")

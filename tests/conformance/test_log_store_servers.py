@@ -31,12 +31,13 @@ from tests.servers import (
     running_server,
 )
 
-from onewriter_broker.log.store.api import BrokenKey, Durability, LogStore, Observation, Outcome
+from onewriter_broker.log.store.api import BrokenKey, LogStore, Observation, Outcome
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.store.redis.primary import RedisSettings, open_primary
 from onewriter_broker.log.store.redis.script_calls import ALL_SCRIPTS
 from onewriter_broker.log.store.redis.server_checks import check_server, judge
 from onewriter_broker.log.store.redis.store import RedisLogStore
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import ConfigurationError, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.store_rights import broker_acl_rules

@@ -20,11 +20,12 @@ from tests.tls_store import (
     serve_with,
 )
 
-from onewriter_broker.log.store.api import Block, Durability, Outcome
+from onewriter_broker.log.store.api import Block, Outcome
 from onewriter_broker.log.store.redis.primary import RedisSettings
 from onewriter_broker.log.store.redis.server_checks import check_server, judge
 from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.log.store.redis.store_tls import StoreTls
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import ConfigurationError, Undecided
 from onewriter_core.ids import EARLIEST
 from onewriter_testing.ports import free_ports

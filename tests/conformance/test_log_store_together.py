@@ -8,16 +8,9 @@ from collections.abc import Sequence
 import pytest
 from tests.conformance.log_store_worlds import BUCKETS, World, Writer, topics_of_bucket, writer
 
-from onewriter_broker.log.store.api import (
-    Append,
-    BrokenKey,
-    Durability,
-    Guard,
-    GuardKind,
-    LogStore,
-    Outcome,
-)
+from onewriter_broker.log.store.api import Append, BrokenKey, Guard, GuardKind, LogStore, Outcome
 from onewriter_broker.log.store.keys import Keys
+from onewriter_core.api.topic import Durability
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 ONE, TWO, THREE = topics_of_bucket(0, 3)

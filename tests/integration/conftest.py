@@ -6,8 +6,10 @@ import contextlib
 import functools
 import itertools
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pulsar
@@ -17,9 +19,11 @@ from bench.pulsar_lab import PulsarStandalone
 from tests.integration.forked_brokers import forked_brokers
 from tests.integration.offloading import EXCLUSIVE, Fill
 from tests.integration.raw import RawClient
+from tests.servers import running_server
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
+from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_testing.processes import RUNNING, LocalBrokers
 
@@ -138,6 +142,34 @@ def broker() -> Iterator[LocalBrokers]:
         yield brokers
 
 
+@pytest.fixture(scope="module")
+def attentive() -> Iterator[LocalBrokers]:
+    """A broker that soon detects silent clients."""
+    with forked_brokers(settings=ATTENTIVE) as brokers:
+        yield brokers
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LocalBrokers]:
+    """Two brokers that no test damages."""
+    with forked_brokers(brokers=2) as brokers:
+        yield brokers
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[LocalBrokers]:
+    """A broker without a supervisor, to be killed and started as often as needed."""
+    with running_server() as store, forked_brokers(redis_url=store.url) as brokers:
+        yield brokers
+
+
+@pytest.fixture(scope="module")
+def mortal_pair() -> Iterator[LocalBrokers]:
+    """Two brokers without a supervisor, to be killed, frozen and started as often as needed."""
+    with running_server() as store, forked_brokers(brokers=2, redis_url=store.url) as brokers:
+        yield brokers
+
+
 @pytest.fixture(scope="session")
 def standalone() -> Iterator[PulsarStandalone]:
     """A real Apache Pulsar, for comparison with its behaviour. It takes half a minute to start."""
@@ -205,6 +237,20 @@ def fill(broker: LocalBrokers, stock: StockClients) -> Fill:
 def access(broker: LocalBrokers) -> Access:
     """The pipeline's access to the shared broker."""
     return Access(broker.http_url)
+
+
+@pytest.fixture
+def pipeline(broker: LocalBrokers) -> Iterator[Broker]:
+    """The pipeline's client of the shared broker."""
+    with Broker(Access(broker.http_url)) as client:
+        yield client
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A folder whose name is short enough for the path of a unix socket."""
+    with tempfile.TemporaryDirectory(prefix="ow-") as name:
+        yield Path(name)
 
 
 def _close(client: Any) -> None:

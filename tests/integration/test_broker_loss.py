@@ -45,13 +45,6 @@ def bare(request: pytest.FixtureRequest) -> Iterator[LocalBrokers]:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[LocalBrokers]:
-    """Two brokers that no test damages."""
-    with forked_brokers(brokers=2) as brokers:
-        yield brokers
-
-
-@pytest.fixture(scope="module")
 def supervised() -> Iterator[LocalBrokers]:
     """A broker that its supervisor restarts after its death, and kills when it is frozen."""
     with running_brokers(settings={"frozen_after_seconds": 3.0}) as brokers:

@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from bench.compare.deposing import DEPOSING
 from bench.compare.returning import RETURNING
 from bench.compare.scenario import Scenario, play
 from bench.compare.stage import Patience, Side
 from bench.compare.waiting import FROZEN_HOLDER, WAITING
-from tests.integration.conftest import ATTENTIVE
-from tests.integration.forked_brokers import forked_brokers
 
 from onewriter_testing.processes import LocalBrokers
 
@@ -26,13 +22,6 @@ ROUNDS = 3
 
 PATIENT = Patience(*6 * (120.0,))
 """How long the scenarios wait here: what takes longer may be late only because the machine is busy."""
-
-
-@pytest.fixture(scope="module")
-def attentive() -> Iterator[LocalBrokers]:
-    """A broker that soon notices who is silent."""
-    with forked_brokers(settings=ATTENTIVE) as brokers:
-        yield brokers
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from tests.integration.following import placed, topic_of
 from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import ADMIN, Http
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, contents_of, eventually
-from tests.servers import running_server
 
 from onewriter_core.wire.values import SendReceipt
 from onewriter_testing.processes import LocalBrokers
@@ -26,16 +25,6 @@ NOWHERE = (2**64 - 1, 2**64 - 1)
 
 FIRST = 1
 """The first sequence id of a replay: Python's client treats 0 as none given."""
-
-
-@pytest.fixture(scope="module")
-def mortal() -> Iterator[LocalBrokers]:
-    """A broker without a supervisor, to be killed and started as often as needed."""
-    with (
-        running_server() as store,
-        forked_brokers(redis_url=store.url) as brokers,
-    ):
-        yield brokers
 
 
 def deduplicate(brokers: LocalBrokers, *, is_on: bool, topic: str = "") -> None:

@@ -48,18 +48,6 @@ LARGE = 200_000
 KEYS = Keys(BUCKETS)
 
 
-@pytest.fixture
-def pipeline(broker: LocalBrokers) -> Iterator[Broker]:
-    with Broker(Access(broker.http_url)) as client:
-        yield client
-
-
-@pytest.fixture
-def own_store() -> Iterator[StoreServer]:
-    with running_server() as server:
-        yield server
-
-
 def fill(producer: RawProducer, contents: list[bytes]) -> None:
     """Publish these, and return when the last one is stored."""
     for start in range(0, len(contents), 100):
@@ -358,10 +346,10 @@ def test_a_topic_that_moves_during_a_read_is_read_at_its_new_broker(raw: RawClie
 
 
 def test_a_damaged_block_is_named_and_the_blocks_before_it_are_returned(
-    own_store: StoreServer, raw: RawClients
+    valkey: StoreServer, raw: RawClients
 ) -> None:
     with (
-        forked_brokers(redis_url=own_store.url, settings={"tail_bytes_per_log": 1}) as brokers,
+        forked_brokers(redis_url=valkey.url, settings={"tail_bytes_per_log": 1}) as brokers,
         Broker(Access(brokers.http_url)) as client,
     ):
         producer = raw(brokers.address()).producer("damaged", EXCLUSIVE)
@@ -369,7 +357,7 @@ def test_a_damaged_block_is_named_and_the_blocks_before_it_are_returned(
             producer.publish(b"%d" % number)
         ledger = client.segments("damaged").segments[-1].ledger
         key = KEYS.of(TopicName.parse("damaged"))[0]
-        with redis.Redis.from_url(own_store.url, protocol=2) as direct:
+        with redis.Redis.from_url(valkey.url, protocol=2) as direct:
             direct.xadd(key, {"who": "somebody"}, id=f"{ledger}-6")
         raw(brokers.address()).producer("damaged", FENCING).publish(b"later")
         with pytest.raises(Damaged, match=f"{ledger}-6"):

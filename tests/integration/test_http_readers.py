@@ -4,8 +4,6 @@ after their positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from tests.integration.conftest import RawClients
 from tests.integration.forked_brokers import forked_brokers
@@ -21,12 +19,6 @@ from onewriter_pipeline.errors import Conflict, Invalid, NotAllowed, NotFound, T
 from onewriter_testing.processes import LocalBrokers
 
 __all__ = ["guarded"]
-
-
-@pytest.fixture
-def pipeline(broker: LocalBrokers) -> Iterator[Broker]:
-    with Broker(Access(broker.http_url)) as client:
-        yield client
 
 
 # ------------------------------------------------------------ position of a reader

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tests.integration.conftest import RawClients
 from tests.integration.forked_brokers import forked_brokers
 from tests.integration.owners import DeniedByBroker, ask_own, lost, own, own_anywhere
 from tests.integration.raw import RawClient, eventually
+from tests.integration.store_links import StoreLink, drop_connections
 from tests.servers import StoreServer, running_pair, running_server
 
 from onewriter_core.errors import ServerError
@@ -24,15 +24,6 @@ from onewriter_testing.processes import LocalBrokers
 pytestmark = pytest.mark.timeout(360)
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def bare() -> Iterator[LocalBrokers]:
-    with (
-        running_server() as store,
-        forked_brokers(brokers=2, redis_url=store.url) as brokers,
-    ):
-        yield brokers
 
 
 @pytest.fixture
@@ -63,41 +54,43 @@ def patient() -> Iterator[LocalBrokers]:
 def test_an_owner_continues_after_its_broker_died(
     patient: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
-    bare = patient
-    owner, generation = own_anywhere(bare, raw, resource, nonce="mine", identity="one")
-    dead = broker_of(bare, owner)
-    bare.kill(dead)
+    brokers = patient
+    owner, generation = own_anywhere(brokers, raw, resource, nonce="mine", identity="one")
+    dead = broker_of(brokers, owner)
+    brokers.kill(dead)
     owner.wait_closed()
     with pytest.raises(DeniedByBroker) as found:
-        own_anywhere(bare, raw, resource, asked=1 - dead, identity="two")
+        own_anywhere(brokers, raw, resource, asked=1 - dead, identity="two")
     assert found.value.code is ServerError.PRODUCER_BUSY, "it is waited for"
     back, same = own_anywhere(
-        bare, raw, resource, generation, asked=1 - dead, nonce="mine", identity="one"
+        brokers, raw, resource, generation, asked=1 - dead, nonce="mine", identity="one"
     )
     assert same == generation
-    bare.restart(dead)
+    brokers.restart(dead)
     assert not back.has_received(pb.CommandOwnershipLost, lambda reported: not reported.is_moving)
 
 
 def test_an_owner_that_died_with_its_broker_is_replaced_in_bounded_time(
-    bare: LocalBrokers, raw: RawClients, resource: str
+    mortal_pair: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
-    owner, generation = own_anywhere(bare, raw, resource, nonce="mine", identity="one")
-    dead = broker_of(bare, owner)
-    bare.kill(dead)
+    owner, generation = own_anywhere(mortal_pair, raw, resource, nonce="mine", identity="one")
+    dead = broker_of(mortal_pair, owner)
+    mortal_pair.kill(dead)
     taken: list[int] = []
 
     def succeed() -> bool:
         with contextlib.suppress(DeniedByBroker):
-            taken.append(own_anywhere(bare, raw, resource, asked=1 - dead, identity="two")[1])
+            taken.append(
+                own_anywhere(mortal_pair, raw, resource, asked=1 - dead, identity="two")[1]
+            )
         return bool(taken)
 
     eventually(succeed)
-    bare.restart(dead)
+    mortal_pair.restart(dead)
     assert taken == [generation + 1]
     with pytest.raises(DeniedByBroker) as found:
         own_anywhere(
-            bare, raw, resource, generation, nonce="mine", identity="one", only_returns=True
+            mortal_pair, raw, resource, generation, nonce="mine", identity="one", only_returns=True
         )
     assert found.value.current == generation + 1
 
@@ -132,16 +125,18 @@ def test_an_owner_is_sent_on_when_its_bucket_is_given_back(
             assert taken == [1]
 
 
-def test_a_zombie_broker_grants_nothing(bare: LocalBrokers, raw: RawClients, resource: str) -> None:
-    former, generation = own_anywhere(bare, raw, resource, nonce="mine", identity="one")
-    old = broker_of(bare, former)
-    rival = raw(bare.address(old))
-    frozen = bare.freeze(old)
+def test_a_zombie_broker_grants_nothing(
+    mortal_pair: LocalBrokers, raw: RawClients, resource: str
+) -> None:
+    former, generation = own_anywhere(mortal_pair, raw, resource, nonce="mine", identity="one")
+    old = broker_of(mortal_pair, former)
+    rival = raw(mortal_pair.address(old))
+    frozen = mortal_pair.freeze(old)
     try:
         request = ask_own(rival, [(resource, 9)], identity="rival")
         checked = ask_own(former, [(resource, generation)], nonce="mine", identity="one")
 
-        living = raw(bare.address(1 - old))
+        living = raw(mortal_pair.address(1 - old))
 
         def moved() -> bool:
             with contextlib.suppress(DeniedByBroker, AssertionError):  # redirected to the zombie
@@ -150,46 +145,25 @@ def test_a_zombie_broker_grants_nothing(bare: LocalBrokers, raw: RawClients, res
 
         eventually(moved)
     finally:
-        bare.thaw(frozen)
+        mortal_pair.thaw(frozen)
     for client, request_id in ((rival, request), (former, checked)):
         with contextlib.suppress(TimeoutError):  # it may be cut off, too
             (result,) = client.answer(pb.CommandOwnResponse, request_id).results
             assert not result.HasField("generation"), "a zombie has granted, or proved, something"
-    _, current = own_anywhere(bare, raw, resource, 50, asked=1 - old, identity="three")
+    _, current = own_anywhere(mortal_pair, raw, resource, 50, asked=1 - old, identity="three")
     assert current == 50
 
 
-class Link:
-    """An address of the store that can be redirected, as a Service's name can."""
-
-    def __init__(self, folder: Path, server: StoreServer) -> None:
-        self._path = folder / "primary"
-        self.url = f"unix://{self._path}"
-        self.lead_to(server)
-
-    def lead_to(self, server: StoreServer) -> None:
-        fresh = self._path.with_suffix(".new")
-        fresh.symlink_to(server.path)
-        fresh.replace(self._path)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder whose name is short enough for a unix socket's path."""
-    with tempfile.TemporaryDirectory(prefix="ow-") as name:
-        yield Path(name)
-
-
-def fail_over(link: Link, old: StoreServer, new: StoreServer) -> None:
+def fail_over(link: StoreLink, old: StoreServer, new: StoreServer) -> None:
     link.lead_to(new)
-    old.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    drop_connections(old)
 
 
 def test_a_broker_repeats_to_a_lagging_replica_what_it_dropped(
-    folder: Path, raw: RawClients, resource: str
+    socket_folder: Path, raw: RawClients, resource: str
 ) -> None:
     with running_pair() as (primary, replica):
-        link = Link(folder, primary)
+        link = StoreLink(socket_folder, "primary", primary)
         with forked_brokers(redis_url=link.url) as brokers:
             owner = raw(brokers.address())
             assert own(owner, resource, nonce="mine", identity="one") == 1
@@ -215,11 +189,11 @@ def test_a_broker_repeats_to_a_lagging_replica_what_it_dropped(
 
 
 def test_a_forgotten_generation_is_not_granted_again(
-    folder: Path, raw: RawClients, resource: str
+    socket_folder: Path, raw: RawClients, resource: str
 ) -> None:
     """Broker and primary die together; the replica never received the last grant."""
     with running_pair() as (primary, replica):
-        link = Link(folder, primary)
+        link = StoreLink(socket_folder, "primary", primary)
         with forked_brokers(redis_url=link.url) as brokers:
             owner = raw(brokers.address())
             assert own(owner, resource, nonce="mine", identity="one") == 1

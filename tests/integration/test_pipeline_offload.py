@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -285,14 +286,17 @@ def test_compaction_changes_nothing_that_is_read(
         fill(topic, numbered(100 * number, 100 * number + 100))
         offload(access, tables, topic)
     before = rows(access, topic)
+    days = Counter(file.partition["date"] for file in tables.existing(MESSAGES).files())
+    joined = [count for count in days.values() if count > 1]
     foreign = tmp_path / "messages" / "notes.txt"
     foreign.write_text("mine")
     arguments = ["--table", str(tmp_path), "--optimize", "-o", "json"]
     result = CliRunner().invoke(table_command, arguments)
     document = json.loads(result.stdout)
-    assert document["joined"]["messages"] == {"files": 4, "into": 1}
+    assert document["joined"]["messages"] == {"files": sum(joined), "into": len(joined)}
+    assert sum(joined) >= 3, "four, unless midnight passes meanwhile"
     assert document["foreign"] == ["messages/notes.txt"]
-    assert len(tables.existing(MESSAGES).files()) == 1
+    assert len(tables.existing(MESSAGES).files()) == len(days)
     assert rows(access, topic, tables, tier="cold") == before
     fill(topic, numbered(400, 450))
     offload(access, tables, topic)

@@ -268,10 +268,10 @@ def test_a_log_that_was_compacted_and_offloaded_in_parts_is_verified(
     assert offload(access, tables, topic, batch_bytes=8_000).batches > 3
     tables.existing(MESSAGES).optimize(10**8)
     tables.existing(SEGMENTS).optimize(10**8)
-    assert len(files(tables)) == 1
+    path, *rest = files(tables)
+    assert len(rest) <= 1, "one for each day: midnight may pass meanwhile"
     report = trim(access, tables, topic, is_dry=True)
     assert (report.differences, report.messages) == ([], 900)
-    (path,) = files(tables)
     rewritten(path, lambda all_: pa.concat_tables([all_[:1], all_[:1], all_[2:]]))
     assert any("contents of" in str(each) for each in trim(access, tables, topic).differences)
     assert values(access, topic) == [*sent, b"last"]

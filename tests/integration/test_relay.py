@@ -28,13 +28,6 @@ RETURN_SECONDS = 300.0
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[LocalBrokers]:
-    """Two brokers that no test damages."""
-    with forked_brokers(brokers=2) as brokers:
-        yield brokers
-
-
-@pytest.fixture(scope="module")
 def relay(pair: LocalBrokers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
     with running_relay(tmp_path_factory.mktemp("relay"), pair.service_url) as found:
         yield found

@@ -11,9 +11,7 @@ import contextlib
 import os
 import random
 import signal
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from tests.integration.conftest import ROUNDS
 from tests.integration.continuous_writer import ContinuousWriter, named_owner
 from tests.integration.http_calls import Http
 from tests.integration.raw import contents_of, eventually
+from tests.integration.store_links import StoreLink, drop_connections
 from tests.servers import SERVER_KINDS, StoreServer, running_pair, running_server
 
 from onewriter_broker.verbs.adopt import adopt as adopt_command
@@ -32,45 +31,17 @@ from onewriter_testing.processes import LocalBrokers, running_brokers
 pytestmark = pytest.mark.timeout(360 + 15 * ROUNDS)
 
 
-class Link:
-    """An address of the store that can be redirected, as a Service's name can."""
-
-    def __init__(self, folder: Path, name: str, server: StoreServer) -> None:
-        self._path = folder / name
-        self.lead_to(server)
-
-    @property
-    def url(self) -> str:
-        return f"unix://{self._path}"
-
-    def lead_to(self, server: StoreServer) -> None:
-        fresh = self._path.with_suffix(".new")
-        fresh.symlink_to(server.path)
-        fresh.replace(self._path)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder whose name is short enough for a unix socket's path."""
-    with tempfile.TemporaryDirectory(prefix="ow-") as name:
-        yield Path(name)
-
-
-def drop_connections(server: StoreServer) -> None:
-    server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-
-
 # ---- A replica that lags is promoted --------------------------------------------------------------
 
 
 @pytest.mark.campaign
-def test_a_lagging_replica_is_promoted_under_a_writer(folder: Path, topic: str) -> None:
+def test_a_lagging_replica_is_promoted_under_a_writer(socket_folder: Path, topic: str) -> None:
     """The holder keeps its epoch: its broker knows the grant, even if the replica does not."""
     chance = random.Random(1)
     lost = 0
     with running_pair() as pair:
         servers = list(pair)
-        link = Link(folder, "primary", servers[0])
+        link = StoreLink(socket_folder, "primary", servers[0])
         with bare_broker(link.url) as brokers, ContinuousWriter(topic, brokers) as writer:
             for number in range(ROUNDS):
                 writer.has_acked(50)
@@ -91,7 +62,9 @@ def test_a_lagging_replica_is_promoted_under_a_writer(folder: Path, topic: str) 
 
 
 @pytest.mark.campaign
-def test_a_broker_that_stays_with_the_old_primary_appends_nothing(folder: Path, topic: str) -> None:
+def test_a_broker_that_stays_with_the_old_primary_appends_nothing(
+    socket_folder: Path, topic: str
+) -> None:
     """The old primary continues to accept writes, and a broker continues to send them there.
 
     In every round the topic's owner stays with the old primary and learns the store's new address later.
@@ -99,7 +72,7 @@ def test_a_broker_that_stays_with_the_old_primary_appends_nothing(folder: Path, 
     lost = 0
     with running_pair() as pair, contextlib.ExitStack() as stack:
         servers = list(pair)
-        links = [Link(folder, name, servers[0]) for name in "ab"]
+        links = [StoreLink(socket_folder, name, servers[0]) for name in "ab"]
         first = stack.enter_context(bare_broker(links[0].url))
         settings = {
             "name": "broker-b",
@@ -116,7 +89,7 @@ def test_a_broker_that_stays_with_the_old_primary_appends_nothing(folder: Path, 
 
 
 def stale_broker_round(
-    servers: list[StoreServer], links: list[Link], brokers: list[LocalBrokers], topic: str
+    servers: list[StoreServer], links: list[StoreLink], brokers: list[LocalBrokers], topic: str
 ) -> int:
     """Run one failover that one broker misses; return the number of acknowledged values that it lost."""
     eventually(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tests.integration.following import at_owner, placed, topic_of
 from tests.integration.forked_brokers import BUCKETS, ForkedBrokers
 from tests.integration.http_calls import Http
 from tests.integration.raw import EXCLUSIVE, RefusedByBroker, eventually
+from tests.integration.store_links import drop_connections
 from tests.servers import StoreServer, running_server
 
 from onewriter_core.errors import ServerError
@@ -34,7 +34,7 @@ class Link:
     def cut(self) -> None:
         """Lead nowhere, and close the present connections: those of other brokers are opened again."""
         self._path.unlink()
-        self._server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        drop_connections(self._server)
 
 
 class LinkedBrokers(ForkedBrokers):
@@ -63,9 +63,9 @@ class LinkedBrokers(ForkedBrokers):
 
 
 @pytest.fixture
-def linked(short_folder: Path) -> Iterator[LinkedBrokers]:
+def linked(socket_folder: Path) -> Iterator[LinkedBrokers]:
     with running_server() as server:
-        brokers = LinkedBrokers(short_folder, server)
+        brokers = LinkedBrokers(socket_folder, server)
         try:
             brokers.start()
             yield brokers
@@ -74,13 +74,6 @@ def linked(short_folder: Path) -> Iterator[LinkedBrokers]:
             raise
         finally:
             brokers.stop()
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder whose name is short enough for a unix socket's path."""
-    with tempfile.TemporaryDirectory(prefix="ow-") as name:
-        yield Path(name)
 
 
 def test_a_store_that_is_gone_leaves_all_brokers_ready_and_a_broker_that_starts_unready(

@@ -19,7 +19,6 @@ import pytest
 from pulsar import MessageId
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import ATTENTIVE, ROUNDS, RawClients, StockClients
-from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, Http
 from tests.integration.raw import (
     BROKERS_OWN_REQUEST,
@@ -75,13 +74,6 @@ class Candidate:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
-
-
-@pytest.fixture(scope="module")
-def attentive() -> Iterator[LocalBrokers]:
-    """A broker that soon detects silent clients."""
-    with forked_brokers(settings=ATTENTIVE) as brokers:
-        yield brokers
 
 
 @pytest.fixture

@@ -6,16 +6,13 @@ The answers are those of Apache Pulsar 4.0.7 to the same requests.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pulsar
 import pytest
 from tests.integration.conftest import RawClients, StockClients
-from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, WAIT, RefusedByBroker, contents_of
-from tests.servers import running_server
 
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -23,15 +20,6 @@ from onewriter_core.wire.values import MessageId
 from onewriter_testing.processes import LocalBrokers
 
 JAVA = "Pulsar-Java-v4.0.7"
-
-
-@pytest.fixture(scope="module")
-def mortal() -> Iterator[LocalBrokers]:
-    with (
-        running_server() as store,
-        forked_brokers(redis_url=store.url) as brokers,
-    ):
-        yield brokers
 
 
 def id_of(answer: tuple[int, Any]) -> tuple[int, int]:

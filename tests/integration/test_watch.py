@@ -205,13 +205,6 @@ def causes(broker: LocalBrokers, topic: str) -> list[str]:
     return [each["cause"] for each in reported["transitions"]]
 
 
-@pytest.fixture(scope="module")
-def attentive() -> Iterator[LocalBrokers]:
-    """A broker that soon detects silent clients."""
-    with forked_brokers(settings=ATTENTIVE) as brokers:
-        yield brokers
-
-
 def test_a_takeover_is_one_by_force_if_the_loser_does_not_answer_and_else_none(
     attentive: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
 ) -> None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
-from collections.abc import Iterator
 
 import pytest
 from tests.integration.conftest import ROUNDS, RawClients
 from tests.integration.following import at_owner, follow, placed
-from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import (
     EXCLUSIVE,
     FENCING,
@@ -23,7 +21,6 @@ from tests.integration.raw import (
     contents_of,
     eventually,
 )
-from tests.servers import running_server
 
 from onewriter_core.errors import Unavailable
 from onewriter_core.wire.encoding import encode_ack
@@ -33,15 +30,6 @@ from onewriter_testing.processes import LocalBrokers
 
 IN_FLIGHT = 200
 """Messages being sent when the broker freezes."""
-
-
-@pytest.fixture(scope="module")
-def bare() -> Iterator[LocalBrokers]:
-    with (
-        running_server() as store,
-        forked_brokers(brokers=2, redis_url=store.url) as brokers,
-    ):
-        yield brokers
 
 
 def agreed_owner(brokers: LocalBrokers, topic: str) -> int:
@@ -87,49 +75,49 @@ def ask_to_delete(brokers: LocalBrokers, number: int, topic: str) -> http.client
 
 @pytest.mark.campaign
 @pytest.mark.timeout(360 + 15 * ROUNDS)
-def test_a_zombie_broker_changes_nothing(bare: LocalBrokers, raw: RawClients) -> None:
+def test_a_zombie_broker_changes_nothing(mortal_pair: LocalBrokers, raw: RawClients) -> None:
     """It resumes and tries to write, in most rounds. In the others it learns first what it has lost."""
     numbers = itertools.count()
     for number in itertools.islice(numbers, ROUNDS):
-        one_round(bare, raw, f"zombie-{number}")
-    while not was_refused(bare):  # the rounds so far have proved nothing
+        one_round(mortal_pair, raw, f"zombie-{number}")
+    while not was_refused(mortal_pair):  # the rounds so far have proved nothing
         number = next(numbers)
         assert number < ROUNDS + 10, "no broker that woke up tried to write"
-        one_round(bare, raw, f"zombie-{number}")
+        one_round(mortal_pair, raw, f"zombie-{number}")
 
 
-def was_refused(bare: LocalBrokers) -> bool:
-    return any(event["outcome"] == "fenced" for event in bare.events("bucket.refenced"))
+def was_refused(brokers: LocalBrokers) -> bool:
+    return any(event["outcome"] == "fenced" for event in brokers.events("bucket.refenced"))
 
 
-def one_round(bare: LocalBrokers, raw: RawClients, topic: str) -> None:
-    placed(bare, topic)  # the broker that woke up in the round before gets its buckets back
-    old = agreed_owner(bare, topic)
-    holder = follow(bare, raw, topic, EXCLUSIVE, asked=old, name="holder")
+def one_round(brokers: LocalBrokers, raw: RawClients, topic: str) -> None:
+    placed(brokers, topic)  # the broker that woke up in the round before gets its buckets back
+    old = agreed_owner(brokers, topic)
+    holder = follow(brokers, raw, topic, EXCLUSIVE, asked=old, name="holder")
     holder.publish(b"0")
-    consumer = at_owner(bare, raw, topic, asked=old).subscribe(topic, "durable", permits=1)
+    consumer = at_owner(brokers, raw, topic, asked=old).subscribe(topic, "durable", permits=1)
     first, _ = consumer.receive()
     for sequence in range(1, IN_FLIGHT):
         holder.send(b"%d" % sequence, sequence)
 
-    frozen = bare.freeze(old)
+    frozen = brokers.freeze(old)
     try:
         for sequence in range(IN_FLIGHT, 2 * IN_FLIGHT):
             holder.send(b"%d" % sequence, sequence)
         acknowledgement = acknowledge_unheard(consumer, first.message_id)
-        deletion = ask_to_delete(bare, old, topic)
+        deletion = ask_to_delete(brokers, old, topic)
         new = 1 - old
-        eventually(lambda: served_by(bare, topic, new))
-        successor = follow(bare, raw, topic, FENCING, asked=new)
+        eventually(lambda: served_by(brokers, topic, new))
+        successor = follow(brokers, raw, topic, FENCING, asked=new)
         successor.publish(b"mine")
     finally:
-        bare.thaw(frozen)
+        brokers.thaw(frozen)
 
     with contextlib.closing(deletion):
         assert deletion.getresponse().status >= 300, "a zombie has deleted the topic"
     holder.client.wait_closed_or(pb.CommandCloseProducer)
     successor.publish(b"and mine")
-    stored = contents_of(bare.address(new), topic)
+    stored = contents_of(brokers.address(new), topic)
     acknowledged = receipts(holder)
     before = stored[:-2]
     assert stored[-2:] == [b"mine", b"and mine"]
@@ -141,9 +129,9 @@ def one_round(bare: LocalBrokers, raw: RawClients, topic: str) -> None:
         pb.CommandAckResponse,
         lambda answer: answer.request_id == acknowledgement and not answer.HasField("error"),
     )
-    again = at_owner(bare, raw, topic, asked=new).subscribe(topic, "durable", permits=1)
+    again = at_owner(brokers, raw, topic, asked=new).subscribe(topic, "durable", permits=1)
     assert again.receive()[0].message_id.position == first.message_id.position
     successor.close()
     for client in (holder.client, consumer.client, successor.client, again.client):
         client.close()
-    assert bare.pid(old) == frozen, "the zombie has died of it"
+    assert brokers.pid(old) == frozen, "the zombie has died of it"

@@ -19,7 +19,7 @@ from tests.unit.broker.topic.retention.test_segments import (
 from tests.unit.broker.verify.histories import BUCKETS, TopicHistory, entry, waiter
 
 from onewriter_broker.log.store.api import Block
-from onewriter_broker.log.topic_log.ranges import EntriesMissing, Range, lacks, next_position
+from onewriter_broker.log.topic_log.ranges import EntriesMissing, Range, lacks
 from onewriter_broker.topic.retention.segments import SegmentIndexes, SegmentLimits
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
@@ -62,9 +62,9 @@ class Reader:
                         Position(first.ledger, first.entry + k) for k in range(len(block.lengths))
                     )
                     self.read += [each for each in positions if each >= self.at]
-                    self.at = next_position(block.last)
+                    self.at = block.last.next
                 else:
-                    self.at = next_position(block.position)
+                    self.at = block.position.next
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -86,7 +86,7 @@ async def test_an_index_and_readers_of_a_restless_log(seed: int) -> None:
         match drawn.randrange(10):
             case 0 | 1 | 2 | 3:
                 count = drawn.randrange(1, 5)
-                first = next_position(Position(history.log.ledger, history.log.next_entry - 1))
+                first = Position(history.log.ledger, history.log.next_entry - 1).next
                 await history.publish(
                     *(entry("alice", k, batch=drawn.randrange(4)) for k in range(count))
                 )
@@ -97,7 +97,7 @@ async def test_an_index_and_readers_of_a_restless_log(seed: int) -> None:
                 if written:
                     cut = drawn.choice(written)
                     marker = Position(history.log.ledger, 0)
-                    await trimmed(history, min(marker, drawn.choice([cut, next_position(cut)])))
+                    await trimmed(history, min(marker, drawn.choice([cut, cut.next])))
             case 6:
                 history.log.forget_tail()
                 if drawn.random() < 0.3:  # like a broker that has just begun to serve it
@@ -106,7 +106,7 @@ async def test_an_index_and_readers_of_a_restless_log(seed: int) -> None:
                 page = await indexes.page(history.log, history.binding.bucket, after)
                 after = drawn.choice([page.next, EARLIEST])
             case _:
-                start = drawn.choice([EARLIEST, *written, *map(next_position, written)])
+                start = drawn.choice([EARLIEST, *written, *(each.next for each in written)])
                 first_kept = stored(server)[0].position
                 if not lacks(history.log, start, first_kept):
                     readers.append(Reader(history, start, limits))

@@ -7,14 +7,20 @@ broker's start.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from onewriter_broker.auth.authentication import Authenticator
 from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError
 
 
-def authenticator(settings: Settings) -> Authenticator | None:
-    """The authenticator that verifies tokens by keys; None without keys. Raises ConfigurationError."""
+def authenticator(
+    settings: Settings, unix_seconds: Callable[[], float] = lambda: time.time_ns() / 1e9
+) -> Authenticator | None:
+    """The authenticator that verifies tokens by keys; None without keys. Raises ConfigurationError.
+
+    ``unix_seconds``: the clock by which tokens expire.
+    """
     secrets = [settings.token_secret_file] if settings.token_secret_file else []
     publics = [settings.token_public_key_file] if settings.token_public_key_file else []
     if not secrets and not publics:
@@ -34,7 +40,7 @@ def authenticator(settings: Settings) -> Authenticator | None:
 
     return tokens.StaticTokenAuthenticator(
         tokens.load_keys(secrets, publics),
-        lambda: time.time_ns() / 1e9,
+        unix_seconds,
         is_required=settings.authentication_required,
         expected=tokens.Expected(
             settings.token_audience or None,

@@ -101,6 +101,8 @@ class Clients:
     authorization: Authorization
     now: Callable[[], float]
     wall_ms: Callable[[], int]
+    token_seconds: Callable[[], float]
+    """The clock by which tokens expire, in Unix seconds."""
     store: LogStore
     registrations: Registrations
     connections: dict[Watched, None] = field(default_factory=dict)

@@ -162,7 +162,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def _handle_commands(self, now: float) -> None:
         """Handle received commands until none is left or this connection's share of the time is used up."""
-        if self._expires_at is not None and self._clients.wall_ms() >= self._expires_at * 1000:
+        if self._expires_at is not None and self._clients.token_seconds() >= self._expires_at:
             self.close(EXPIRED)  # commands that arrived after the expiry are not handled
             return
         try:
@@ -323,7 +323,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         """Schedule the next challenge: before the proof of identity expires, or when it should be renewed."""
         self.may_only_resume = proof.may_only_resume
         self._expires_at = proof.expires_at
-        now = self._clients.wall_ms() / 1000
+        now = self._clients.token_seconds()
         times = [] if proof.renew_at is None else [proof.renew_at]
         if proof.expires_at is not None:
             times.append(_challenge_time(proof.expires_at, now))
@@ -336,14 +336,14 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def _set_challenge_timer(self, unix_seconds: float, expires_at: float | None) -> None:
         if self._challenge_timer is not None:
             self._challenge_timer.cancel()
-        seconds = max(0.0, unix_seconds - self._clients.wall_ms() / 1000)
+        seconds = max(0.0, unix_seconds - self._clients.token_seconds())
         self._challenge_timer = self._loop.call_later(seconds, self._challenge, expires_at)
 
     def _challenge(self, expires_at: float | None) -> None:
         """Ask the client for a new token. If it sends none, the broker closes the connection when the present
         token expires, or after ``REFRESH_SECONDS`` if that is much later.
         """
-        left = math.inf if expires_at is None else expires_at - self._clients.wall_ms() / 1000
+        left = math.inf if expires_at is None else expires_at - self._clients.token_seconds()
         if left <= 0:
             self.close(EXPIRED)
             return
@@ -380,7 +380,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         except Unavailable as error:
             log.info("connection.not_renewed", address=self._address, reason=str(error))
             if not self._is_closing:
-                retry_at = self._clients.wall_ms() / 1000 + RETRY_SECONDS
+                retry_at = self._clients.token_seconds() + RETRY_SECONDS
                 ends_at = math.inf if self._expires_at is None else self._expires_at
                 self._set_challenge_timer(min(retry_at, ends_at), self._expires_at)
             return

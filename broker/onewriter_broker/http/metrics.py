@@ -28,6 +28,7 @@ from onewriter_broker.distribution import OUTAGE_SECONDS, SECONDS, Distribution
 from onewriter_broker.log.store.api import ShardState
 from onewriter_broker.log.store.compacted import view_of
 from onewriter_broker.log.topic_log.losses import Loss
+from onewriter_broker.ownership.placement import name_of
 from onewriter_broker.quotas.book import Quota
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.topic.compaction.schedule import Compactions
@@ -81,13 +82,18 @@ class Metrics:
         shards: Callable[[], Sequence[tuple[ShardState, int]]] = tuple,
         *,
         is_store_reachable: Callable[[], bool] = lambda: True,
+        clocks_ahead_ms: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """``shards``: the latest observation of each primary of the store, with its number of failovers."""
+        """``shards``: the latest observation of each primary of the store, with its number of failovers.
+
+        ``clocks_ahead_ms``: see MemberObserver.
+        """
         self._clients = clients
         self._observed_shards = shards
         self._compactions = compactions
         self._certificate = certificate
         self._is_store_reachable = is_store_reachable
+        self._clocks_ahead_ms = clocks_ahead_ms
         self._now = now
         self._transitions: Counter[tuple[str, str]] = Counter()
         self.fenced: Counter[str] = Counter()
@@ -436,6 +442,16 @@ class Metrics:
             ),
         )
 
+    def clocks(self) -> Metric:
+        """Other brokers whose wall clocks differ from this broker's."""
+        return _gauges(
+            "clock_ahead_seconds",
+            "By how much the wall clock of another broker is ahead of this broker's; absent up to 5 s.",
+            ["member"],
+            # A broker that has just restarted may count as two processes.
+            {(name_of(each),): ms / 1000 for each, ms in self._clocks_ahead_ms().items()},
+        )
+
     def _process(self) -> Iterator[Metric]:
         clients, streams = self._clients, self.block_streams
         yield _gauge("block_streams", "Logs being read as blocks.", streams.open)
@@ -457,6 +473,7 @@ class Metrics:
             "0 until the broker has received its declarations.",
             int(clients.has_declarations),
         )
+        yield self.clocks()
         yield _gauge("connections", "Client connections.", len(clients.connections))
         yield _counter("connections_opened", "Client connections since the start.", clients.opened)
         yield _gauge(
@@ -480,6 +497,15 @@ class _Taken(Collector):
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"onewriter_{name}", text, value=value)
+
+
+def _gauges(
+    name: str, text: str, labels: list[str], values: Mapping[tuple[str, ...], float]
+) -> Metric:
+    family = GaugeMetricFamily(f"onewriter_{name}", text, labels=labels)
+    for names, value in values.items():
+        family.add_metric(list(names), value)
+    return family
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

@@ -189,11 +189,11 @@ class Site:
         """Whether every listing shows the caller everything."""
         return self.clients.authorization.sees_all(request[IDENTITY])
 
-    def require_namespace(self, namespace: str, message: str = "Namespace does not exist") -> None:
+    def require_namespace(self, namespace: str) -> None:
         """Raise NamespaceMissing for a namespace that was not created and is in no manifest."""
         declared = {topic.topic_name.namespace_name for topic in self.topics.desired.topics}
         if namespace not in declared:
-            self.namespaces.require(namespace, message)
+            self.namespaces.require(namespace)
 
     async def require_owned(self, request: web.Request, name: TopicName) -> None:
         """Return if this broker serves the topic; otherwise redirect the client to the broker that does.

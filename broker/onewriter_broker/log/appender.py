@@ -28,18 +28,11 @@ from onewriter_broker.distribution import COUNTS, SECONDS, Distribution
 from onewriter_broker.log.commits import Commits, Kind
 from onewriter_broker.log.joint_append import JointAppend
 from onewriter_broker.log.limits import LogLimits
-from onewriter_broker.log.store.api import (
-    Append,
-    BrokenKey,
-    Durability,
-    Fence,
-    LogStore,
-    Outcome,
-    OwnWrite,
-)
+from onewriter_broker.log.store.api import Append, BrokenKey, Fence, LogStore, Outcome, OwnWrite
 from onewriter_broker.log.topic_log.atomic_publish import Publish, abandon
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position, TopicName
 

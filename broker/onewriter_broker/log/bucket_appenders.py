@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from onewriter_broker.log.appender import Appender, Statistics
 from onewriter_broker.log.joint_append import JointAppend
 from onewriter_broker.log.limits import LogLimits
-from onewriter_broker.log.store.api import BrokenKey, Durability, Fence, LogStore, Outcome, OwnWrite
+from onewriter_broker.log.store.api import BrokenKey, Fence, LogStore, Outcome, OwnWrite
 from onewriter_broker.log.topic_log.atomic_publish import Publish
 from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Position, TopicName
 

@@ -18,7 +18,8 @@ from typing import Generic, TypeVar
 import structlog
 
 from onewriter_broker.log.limits import LogLimits
-from onewriter_broker.log.store.api import Durability, LogStore
+from onewriter_broker.log.store.api import LogStore
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Undecided
 
 RETRY_SECONDS = 0.01

@@ -55,7 +55,8 @@ class Holding:
 
     ``grants_known``: at this acquisition the dataset provably carried every grant ever answered.
     ``known_since``: the rule for each topic, see ``may_resume``. ``last_seen_ms``: the last heartbeat
-    of the former owner, on its wall clock; None if unknown, or if there was no owner.
+    of the former owner, on its wall clock; None if unknown, or if there was no owner. ``clock_ahead_ms``: by how much that
+    clock was ahead of this broker's; 0 if they agree, or if it is unknown.
     ``incomplete_since``: the newest registration of a dataset that may lack entries that a former owner acknowledged. 0:
     there is none, because this is the first dataset, or no copy can take its place. ``lacking_since``: the same for
     entries of any durability (Unit.lacks). ``ledgers_before``: no ledger above this one was reserved before this
@@ -66,6 +67,7 @@ class Holding:
     grants_known: bool
     known_since: int
     last_seen_ms: int | None = None
+    clock_ahead_ms: int = 0
     incomplete_since: int = 0
     lacking_since: int = 0
     ledgers_before: int = 0
@@ -122,6 +124,7 @@ class Acquirer:
         single_node: bool,
         randomness: random.Random,
         last_seen_ms: Callable[[str], int | None] = lambda _incarnation: None,
+        clock_ahead_ms: Callable[[str], int] = lambda _incarnation: 0,
     ) -> None:
         self._me = me
         self._addresses = addresses
@@ -130,6 +133,7 @@ class Acquirer:
         self._single_node = single_node
         self._randomness = randomness
         self._last_seen_ms = last_seen_ms
+        self._clock_ahead_ms = clock_ahead_ms
         self._birthmarks = 0
 
     async def acquire(
@@ -203,6 +207,7 @@ class Acquirer:
                     grants_known,
                     desired.known_since,
                     self._last_seen_ms(current.record.owner),
+                    self._clock_ahead_ms(current.record.owner),
                     incomplete_since=incomplete_since(desired, single_node=self._single_node),
                     lacking_since=desired.generation if is_older else unit.lacks,
                     ledgers_before=high_water - LEDGERS_PER_BLOCK,

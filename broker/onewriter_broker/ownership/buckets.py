@@ -86,8 +86,9 @@ class BucketOwnership:
 
     ``me`` is its incarnation (placement.incarnation_of), ``buckets`` their number. ``single_node``
     says that exactly one store is configured. ``live_view`` returns membership's present view,
-    ``wake`` is set when it changes; ``last_seen_ms`` returns the time of a process's last heartbeat, ``is_late``
-    whether the heartbeat of a living broker with this name is late.
+    ``wake`` is set when it changes; ``last_seen_ms`` returns the time of a process's last heartbeat on its wall clock,
+    ``clock_ahead_ms`` by how much that clock was ahead of this broker's, ``is_late`` whether the heartbeat of a living broker
+    with this name is late.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class BucketOwnership:
         single_node: bool,
         live_view: Callable[[], LiveView | None],
         last_seen_ms: Callable[[str], int | None] = lambda _incarnation: None,
+        clock_ahead_ms: Callable[[str], int] = lambda _incarnation: 0,
         is_late: Callable[[str], bool] = lambda _name: False,
         wake: asyncio.Event | None = None,
         randomness: random.Random | None = None,
@@ -124,6 +126,7 @@ class BucketOwnership:
             single_node=single_node,
             randomness=self._randomness,
             last_seen_ms=last_seen_ms,
+            clock_ahead_ms=clock_ahead_ms,
         )
         self._held: dict[int, HeldBucket] = {}
         self._waiting: dict[int, _Waiting] = {}
@@ -210,9 +213,8 @@ class BucketOwnership:
         """The next ledger of a held bucket; suspends only if the reserved block is used up.
 
         Obligation: call ``LogStore.fence`` with it before anything else suspends, so that fences
-        are executed in the order of their ledgers; and retry an undecided fence under this ledger
-        only while ``is_newest_ledger``, otherwise take a new one. What survived a failover
-        follows from comparing the highest ledgers (Record.last_ledger), which relies on this order.
+        are executed in the order of their ledgers. What survived a failover follows from comparing
+        the highest ledgers (Record.last_ledger), which relies on this order.
 
         Raises Unavailable if the bucket is not held or the anchor cannot be reached.
         """
@@ -224,11 +226,6 @@ class BucketOwnership:
             self._low.add(bucket)
             self._has_low.set()
         return ledger
-
-    def is_newest_ledger(self, bucket: int, ledger: int) -> bool:
-        """Whether no later ledger of the bucket has been reserved."""
-        held = self._held.get(bucket)
-        return held is not None and held.newest_ledger == ledger
 
     async def record_grant(self, bucket: int, ledger: int) -> None:
         """Record that ``ledger`` is about to be granted; call it before the grant is answered.

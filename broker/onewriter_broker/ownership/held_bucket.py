@@ -41,7 +41,6 @@ class HeldBucket:
         self._record = acquisition.current.record
         self._ranges = [acquisition.ledgers]
         self._block = LEDGERS_PER_BLOCK
-        self._newest_ledger = 0
         self._granted = acquisition.last_ledger
         self._is_stale = False
         self._anchor = anchor
@@ -56,11 +55,6 @@ class HeldBucket:
     def granted(self) -> int:
         """The highest ledger that may have been granted, in this process's memory."""
         return self._granted
-
-    @property
-    def newest_ledger(self) -> int:
-        """The last ledger that was reserved; 0 before the first."""
-        return self._newest_ledger
 
     @property
     def is_low(self) -> bool:
@@ -89,8 +83,7 @@ class HeldBucket:
             ledgers = self._ranges.pop(0)
             if ledgers:
                 self._ranges.insert(0, ledgers[1:])
-                self._newest_ledger = ledgers[0]
-                return self._newest_ledger
+                return ledgers[0]
         return None
 
     async def refill(self) -> None:

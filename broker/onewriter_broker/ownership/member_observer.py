@@ -46,6 +46,11 @@ MEMBERS_MAX = 256
 brokers that are not alive, then the names that sort last. A broker that would be one too many ends (Membership)."""
 
 
+CLOCK_MS_MAX = 5_000
+"""Wall clocks that differ by at most this much count as equal: a heartbeat is read some time after it was written, on a
+busy machine seconds later."""
+
+
 @dataclass(slots=True)
 class _Member:
     """One process as observed; the seconds count successful readings only."""
@@ -57,6 +62,8 @@ class _Member:
     has_moved: bool = False
     has_to_return: bool = False
     """Whether its counter has not moved since the last interruption, before which it was alive or unknown."""
+    clock_ahead_ms: int = 0
+    """By how much its wall clock was ahead at its last heartbeat; 0 up to CLOCK_MS_MAX, or if unknown."""
 
     @property
     def is_alive(self) -> bool:
@@ -94,8 +101,11 @@ class MemberObserver:
         else:
             self._has_missed = True
 
-    def feed(self, now: float, reading: Mapping[str, str]) -> None:
-        """Take in one successful reading, made at ``now`` (monotonic seconds)."""
+    def feed(self, now: float, reading: Mapping[str, str], wall_ms: int = 0) -> None:
+        """Take in one successful reading, made at ``now`` (monotonic seconds).
+
+        ``wall_ms``: the same time on this broker's wall clock; 0: clocks are not compared.
+        """
         self._view = None
         first = self._read_at is None
         gap = 0.0 if self._read_at is None else now - self._read_at
@@ -116,6 +126,8 @@ class MemberObserver:
             if was_interrupted and beat is not None and known.has_to_return:
                 # This heartbeat may be older than the interruption: it does not prove that the broker returned.
                 known.beat = beat
+            if beat is not None and beat.counter > known.beat.counter and not was_interrupted:
+                known.clock_ahead_ms = _clock_ahead_ms(beat, wall_ms)
             self._compare(known, beat, gap)
         for member, beat in beats.items():
             if member not in self._members and len(self._members) < 2 * self._members_max:
@@ -225,9 +237,31 @@ class MemberObserver:
         known = self._members.get(member)
         return None if known is None or known.beat.at_ms == 0 else known.beat.at_ms
 
+    def clock_ahead_ms(self, member: str) -> int:
+        """By how much a process's wall clock was ahead of this broker's at its last heartbeat; negative: behind.
+
+        0 if both differ by at most CLOCK_MS_MAX, or if it is unknown.
+        """
+        known = self._members.get(member)
+        return 0 if known is None else known.clock_ahead_ms
+
+    @property
+    def clocks_ahead_ms(self) -> Mapping[str, int]:
+        """The same of all living processes whose clocks differ from this broker's."""
+        return {
+            member: known.clock_ahead_ms
+            for member, known in self._members.items()
+            if known.is_alive and known.clock_ahead_ms
+        }
+
     def _names(self, *, settled: bool = False) -> frozenset[str]:
         return frozenset(
             name_of(member)
             for member, known in self._members.items()
             if known.is_alive and (not settled or (known.settled and not known.beat.leaving))
         )
+
+
+def _clock_ahead_ms(beat: Beat, wall_ms: int) -> int:
+    ahead_ms = beat.at_ms - wall_ms if beat.at_ms and wall_ms else 0
+    return ahead_ms if abs(ahead_ms) > CLOCK_MS_MAX else 0

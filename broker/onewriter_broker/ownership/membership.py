@@ -203,7 +203,7 @@ class Membership:
         now = self._now()
         beats = newest([reading.beats for reading in readings])
         self._note_others(beats)
-        self._observer.feed(now, beats)
+        self._observer.feed(now, beats, self._wall_ms())
         self._shards.feed(now, readings, self._counter)
         whole = self._observer.view(now)
         self._view = None if whole is None else self._shards.refine(now, whole)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from onewriter_broker.log.appender import AppendPath
-from onewriter_broker.log.store.api import Binding, Durability, LogStore, Outcome
+from onewriter_broker.log.store.api import Binding, LogStore, Outcome
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Refused
 from onewriter_core.ids import Identity
 from onewriter_core.own.table import SERVE_SECONDS_MAX

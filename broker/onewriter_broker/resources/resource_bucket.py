@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import structlog
 
-from onewriter_broker.log.store.api import Binding, Durability, Outcome, OwnWrite
+from onewriter_broker.log.store.api import Binding, Outcome, OwnWrite
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.resources.dependencies import ResourceDependencies, WantedResource
@@ -26,6 +26,7 @@ from onewriter_broker.resources.records import (
     decode,
     unanswered_in,
 )
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import ServerError, Unavailable, Undecided
 from onewriter_core.own.floors import Floors, is_floor
 from onewriter_core.own.floors import decode as decode_floors

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from onewriter_broker.log.store.api import Binding, Durability, EpochStatus, Guard, Outcome
+from onewriter_broker.log.store.api import Binding, EpochStatus, Guard, Outcome
 from onewriter_broker.log.topic_log.guards import has_space, too_many_floors
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Fenced, Unavailable, Undecided
 from onewriter_core.topic.lookups import is_ownership_ending, tenure_of
 from onewriter_core.topic.model import Topic

@@ -218,11 +218,14 @@ class Fencing:
         if any(topic_log.is_closed for topic_log in logs) or not self._counts(fence.binding):
             return None
         for part, topic_log in zip(fence.logs, logs, strict=True):
-            for name, value in part.state.items():
-                if name.startswith(FLOOR_PREFIX) and int(value) < int(topic_log.state.get(name, 0)):
-                    continue  # the floor was raised during the fence
-                topic_log.note_state({name: _alike(value)})
-            topic_log.note_state({}, [OPEN_PUBLISH])  # the fence removed the open publish
+            changed = {
+                name: _alike(value)
+                for name, value in part.state.items()
+                if not (
+                    name.startswith(FLOOR_PREFIX) and int(value) < int(topic_log.state.get(name, 0))
+                )  # else the floor was raised during the fence
+            }
+            topic_log.note_state(changed, [OPEN_PUBLISH])  # the fence removed the open publish
             topic_log.marker_committed(Marker(Position(fence.ledger, 0), NO_FIELDS))
             if ends_tenure:  # waiting entries are from a writer whose tenure has ended
                 topic_log.refuse_waiting()

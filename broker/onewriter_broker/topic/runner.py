@@ -20,7 +20,7 @@ from onewriter_broker.log.store.api import BrokenKey
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.fencing import Fencing, LogBefore
-from onewriter_broker.topic.history.presence import ending_of, note
+from onewriter_broker.topic.history.presence import FormerClock, ending_of, note
 from onewriter_broker.topic.history.tenures import PRESENT
 from onewriter_broker.topic.history.topic_history import TopicHistory
 from onewriter_broker.topic.producers.deduplication import Deduplications
@@ -228,7 +228,9 @@ class TopicRunner:
         opened = await self._fencing.write_markers(effect, known, ledger, flush=False)
         if opened is None:
             return None
-        fenced_at, wall_ms = self._dependencies.now(), self._dependencies.wall_ms()
+        fenced_at = self._dependencies.now()
+        holding = self._dependencies.ownership.holding(self.bucket)
+        clock = FormerClock.of(holding, self._dependencies.wall_ms())
         await self._fencing.record_use(opened)
         for number in stored:
             await self._fencing.read_state(self.logs[number])
@@ -243,7 +245,7 @@ class TopicRunner:
                 None if absence is None else absence.since,
                 None if end is None else end.time_ms,
                 fenced_at,
-                wall_ms,
+                clock,
             )
             await self.deduplications.open(number)
             if known[

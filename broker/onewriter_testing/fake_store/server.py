@@ -300,10 +300,10 @@ class FakeServer:
         self.nodes[name] = node
         return node
 
-    def add_replica(self, name: str, *, of: FakeNode | None = None) -> FakeNode:
-        """A node that follows ``of``, by default the present primary."""
+    def add_replica(self, name: str) -> FakeNode:
+        """A node that follows the present primary."""
         node = self.add_primary(name)
-        self.demote(node, of or self.primary)
+        self.demote(node, self.primary)
         return node
 
     def promote(self, node: FakeNode) -> None:

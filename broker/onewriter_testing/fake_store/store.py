@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
-from onewriter_broker.log.store.api import Append, BrokenKey, Durability, Outcome
+from onewriter_broker.log.store.api import Append, BrokenKey, Outcome
 from onewriter_broker.log.store.keys import BUCKETS_DEFAULT
 from onewriter_broker.log.store.redis.channel import PrimaryChannel
 from onewriter_broker.log.store.redis.connection import RedisConnection
 from onewriter_broker.log.store.redis.primary import Endpoint, Primary, RedisSettings, handshake
 from onewriter_broker.log.store.redis.store import RedisLogStore
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Undecided
 from onewriter_testing.fake_store.server import FakeConnection, FakeNode
 

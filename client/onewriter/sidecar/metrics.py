@@ -35,65 +35,43 @@ class Metrics:
     """The metrics of one sidecar, in a registry of their own, so that a test can run several sidecars."""
 
     def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
-        self._leading = Gauge(_PREFIX + "leading", "1 while the sidecar leads", registry=registry)
-        self._connected = Gauge(
-            _PREFIX + "connected", "1 while a broker knows the sidecar", registry=registry
+        self._registry = CollectorRegistry()
+        self._leading = self._gauge("leading", "1 while the sidecar leads")
+        self._connected = self._gauge("connected", "1 while a broker knows the sidecar")
+        self._epoch = self._gauge("latest_epoch", "Newest topic epoch that the sidecar knows")
+        self._terms = self._counter("terms", "Number of terms as the leader")
+        self.conflicts = self._counter("session_conflicts", "Requests with a session that is over")
+        self._publishes = self._counter("publishes", "Messages by outcome", "outcome")
+        self._publish_seconds = self._histogram(
+            "publish_seconds", "Time from the request to the receipt"
         )
-        self._epoch = Gauge(
-            _PREFIX + "latest_epoch", "Newest topic epoch that the sidecar knows", registry=registry
+        self._pending = self._gauge("pending_messages", "Messages without a receipt")
+        self._pending_bytes = self._gauge("pending_bytes", "Bytes of messages without a receipt")
+        self.event_streams = self._gauge("event_streams", "Readers of server-sent events")
+        self.maps_open = self._gauge("maps_open", "Open shared maps")
+        self._map_requests = self._counter(
+            "map_requests", "Requests to shared maps by outcome", "operation", "outcome"
         )
-        self._terms = Counter(_PREFIX + "terms", "Number of terms as the leader", registry=registry)
-        self.conflicts = Counter(
-            _PREFIX + "session_conflicts",
-            "Requests with a session that is over",
-            registry=registry,
+        self._map_seconds = self._histogram(
+            "map_request_seconds", "Time from the request to the answer", "operation"
         )
-        self._publishes = Counter(
-            _PREFIX + "publishes", "Messages by outcome", ["outcome"], registry=registry
-        )
-        self._publish_seconds = Histogram(
-            _PREFIX + "publish_seconds",
-            "Time from the request to the receipt",
-            registry=registry,
-            buckets=_BUCKETS,
-        )
-        self._pending = Gauge(
-            _PREFIX + "pending_messages", "Messages without a receipt", registry=registry
-        )
-        self._pending_bytes = Gauge(
-            _PREFIX + "pending_bytes", "Bytes of messages without a receipt", registry=registry
-        )
-        self.event_streams = Gauge(
-            _PREFIX + "event_streams", "Readers of server-sent events", registry=registry
-        )
-        self.maps_open = Gauge(_PREFIX + "maps_open", "Open shared maps", registry=registry)
-        self._map_requests = Counter(
-            _PREFIX + "map_requests",
-            "Requests to shared maps by outcome",
-            ["operation", "outcome"],
-            registry=registry,
-        )
-        self._map_seconds = Histogram(
-            _PREFIX + "map_request_seconds",
-            "Time from the request to the answer",
-            ["operation"],
-            registry=registry,
-            buckets=_BUCKETS,
-        )
-        self.ownerships = Gauge(
-            _PREFIX + "ownerships", "Ownerships of the sidecar", registry=registry
-        )
-        self.relay_connections = Gauge(
-            _PREFIX + "relay_connections", "Clients of the relay", registry=registry
-        )
-        self.relay_closed = Counter(
-            _PREFIX + "relay_closed",
+        self.ownerships = self._gauge("ownerships", "Ownerships of the sidecar")
+        self.relay_connections = self._gauge("relay_connections", "Clients of the relay")
+        self.relay_closed = self._counter(
+            "relay_closed",
             "Connections of clients that the relay closed or lost, by reason",
-            ["reason"],
-            registry=registry,
+            "reason",
         )
         self._led_epoch: int | None = None
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(_PREFIX + name, text, registry=self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(_PREFIX + name, text, labels, registry=self._registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(_PREFIX + name, text, labels, registry=self._registry, buckets=_BUCKETS)
 
     def candidate_changed(self, standing: Standing) -> None:
         """Record a new standing."""

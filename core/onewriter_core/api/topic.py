@@ -44,6 +44,7 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 class Durability(StrEnum):
     """What an acknowledgement promises: nothing, a disk, one replica, every replica."""
 
+    # Ordered from weak to strong.
     NONE = "None"
     LOCAL = "Local"
     REPLICATED = "Replicated"

@@ -161,21 +161,6 @@ def _connect_parts(
     )
 
 
-def lookup_redirect(
-    request_id: int, broker_url: str, *, broker_url_tls: str = "", authoritative: bool = False
-) -> bytes:
-    """Answers LOOKUP: send the look-up to ``broker_url`` (empty if only TLS is served)."""
-    return encode_command(
-        pb.CommandLookupResponse(
-            request_id=request_id,
-            response=pb.CommandLookupResponse.REDIRECT,
-            broker_service_url=broker_url or None,
-            broker_service_url_tls=broker_url_tls or None,
-            authoritative=authoritative,
-        )
-    )
-
-
 def lookup_failed(request_id: int, code: ServerError, message: str) -> bytes:
     """Rejects a LOOKUP. On SERVICE_NOT_READY C++ and Go clients close their connection."""
     return encode_command(

@@ -7,7 +7,7 @@ that the operator itself needs (its rights, the brokers' ServiceAccount).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from onewriter_operator.configuration import Configuration
@@ -52,15 +52,13 @@ def objects(
 
 
 def created_once(
-    configuration: Configuration,
-    owner: Mapping[str, Any] | None = None,
-    make_password: Callable[[], str] = passwords.random_password,
+    configuration: Configuration, owner: Mapping[str, Any] | None = None
 ) -> list[Json]:
     """Secrets to create if they do not exist; existing ones stay unchanged."""
     found = [
-        passwords.store_password(configuration, make_password),
-        passwords.cluster_password(configuration, make_password),
-        passwords.metrics_token(configuration, make_password),
+        passwords.store_password(configuration),
+        passwords.cluster_password(configuration),
+        passwords.metrics_token(configuration),
     ]
     return [_owned(each, owner) for each in found if each is not None]
 

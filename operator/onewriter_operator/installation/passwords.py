@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections.abc import Callable
 from typing import Any, Final
 
 from onewriter_operator.configuration import Configuration
@@ -19,42 +18,34 @@ CLUSTER_DIRECTORY: Final = "/run/onewriter/store-cluster"
 _PASSWORD_BYTES: Final = 32
 
 
-def random_password() -> str:
-    """A random password whose characters are safe in URLs and in configuration files."""
-    return secrets.token_hex(_PASSWORD_BYTES)
+def _random_secret(
+    configuration: Configuration, name: str, component: str, key: str
+) -> dict[str, Any]:
+    """A Secret with a random password, whose characters are safe in URLs and in configuration files."""
+    password = secrets.token_hex(_PASSWORD_BYTES)
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": names.metadata(configuration, name, component),
+        "data": {key: base64.b64encode(password.encode()).decode()},
+    }
 
 
-def store_password(
-    configuration: Configuration, make_password: Callable[[], str]
-) -> dict[str, Any] | None:
+def store_password(configuration: Configuration) -> dict[str, Any] | None:
     """The Secret to create once; None with an external store or a configured password."""
     if configuration.external_store.is_used or configuration.valkey.password_secret.name:
         return None
-    encoded = base64.b64encode(make_password().encode()).decode()
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "Opaque",
-        "metadata": names.metadata(configuration, names.store_secret(configuration), names.VALKEY),
-        "data": {names.PASSWORD_KEY: encoded},
-    }
+    name = names.store_secret(configuration)
+    return _random_secret(configuration, name, names.VALKEY, names.PASSWORD_KEY)
 
 
-def cluster_password(
-    configuration: Configuration, make_password: Callable[[], str]
-) -> dict[str, Any] | None:
+def cluster_password(configuration: Configuration) -> dict[str, Any] | None:
     """The Secret with the password of the operator and of the replicas; None without a cluster."""
     if not configuration.has_cluster:
         return None
-    encoded = base64.b64encode(make_password().encode()).decode()
     name = names.store_cluster_secret(configuration)
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "Opaque",
-        "metadata": names.metadata(configuration, name, names.VALKEY),
-        "data": {names.PASSWORD_KEY: encoded},
-    }
+    return _random_secret(configuration, name, names.VALKEY, names.PASSWORD_KEY)
 
 
 def cluster_volume(configuration: Configuration) -> dict[str, Any]:
@@ -62,18 +53,10 @@ def cluster_volume(configuration: Configuration) -> dict[str, Any]:
     return _volume("cluster-password", names.store_cluster_secret(configuration))
 
 
-def metrics_token(configuration: Configuration, make_password: Callable[[], str]) -> dict[str, Any]:
+def metrics_token(configuration: Configuration) -> dict[str, Any]:
     """The Secret with the token that Prometheus presents to read the metrics of brokers and operator."""
-    encoded = base64.b64encode(make_password().encode()).decode()
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "Opaque",
-        "metadata": names.metadata(
-            configuration, names.metrics_secret(configuration), names.BROKER
-        ),
-        "data": {names.METRICS_TOKEN_KEY: encoded},
-    }
+    name = names.metrics_secret(configuration)
+    return _random_secret(configuration, name, names.BROKER, names.METRICS_TOKEN_KEY)
 
 
 def password_volume(configuration: Configuration) -> dict[str, Any] | None:

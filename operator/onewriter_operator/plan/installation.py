@@ -332,7 +332,8 @@ def _certificates_valid(facts: InstallationFacts) -> Verdict:
             return _unheard(kind, facts)
         return yes(kind, "NoCertificates", "no process uses a certificate")
     at, name, user = found[0]
-    message = f"certificate {name} of {user} expires at {timestamp(at)}"
+    verb = "expired" if at <= facts.now else "expires"
+    message = f"certificate {name} of {user} {verb} at {timestamp(at)}"
     if at <= facts.now:
         return no(kind, "CertificateExpired", message)
     if at - facts.now < EXPIRES_SECONDS:

@@ -33,7 +33,6 @@ from onewriter_pipeline.brokers.frames import (
 )
 from onewriter_pipeline.brokers.names import (
     log_name,
-    next_position,
     path_of,
     position_of,
     shown,
@@ -88,12 +87,11 @@ class Broker:
             found = answer.get("serviceUrlTls" if is_tls else "serviceUrl")
             return str(found or answer["brokerUrlTls" if is_tls else "brokerUrl"])
 
-    def topic_names(self, namespace: str = "") -> Iterator[str]:
-        """The full names of all topics, or of those in ``tenant/namespace``."""
+    def topic_names(self) -> Iterator[str]:
+        """The full names of all topics."""
         after: str | None = None
         while True:
-            query = {"namespace": namespace or None, "after": after}
-            page = self._connection.ask("GET", f"{_ROOT}/topics", query=query)
+            page = self._connection.ask("GET", f"{_ROOT}/topics", query={"after": after})
             with understood():
                 names, after = [str(each["name"]) for each in page["topics"]], page["next"]
             yield from names
@@ -129,7 +127,7 @@ class Broker:
                     found[segment.ledger] = segment
                 if page["complete"]:
                     last = position_of(page["last"])
-                    end = next_position(last)
+                    end = last.next
                     first = position_of(page["first"])
                     kept = tuple(
                         replace(each, is_open=each.ledger == last.ledger)  # the last page decides
@@ -328,7 +326,7 @@ class Broker:
 
 
 def _behind(frame: BlockFrame | MarkerFrame) -> Position:
-    return next_position(frame.last if isinstance(frame, BlockFrame) else frame.position)
+    return (frame.last if isinstance(frame, BlockFrame) else frame.position).next
 
 
 def _broken_off(frame: ErrorFrame) -> PipelineError | Broken:

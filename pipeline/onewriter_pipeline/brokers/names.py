@@ -40,8 +40,3 @@ def position_of(text: str) -> Position:
 def shown(position: Position) -> str:
     """A position as text."""
     return f"{position.ledger}:{position.entry}"
-
-
-def next_position(position: Position) -> Position:
-    """The next position in the same ledger."""
-    return Position(position.ledger, position.entry + 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from onewriter_core.ids import Position
 from onewriter_core.witnesses import Witness
-from onewriter_pipeline.brokers.names import next_position, position_of
+from onewriter_pipeline.brokers.names import position_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Segment:
     @property
     def end(self) -> Position:
         """The position after its last entry."""
-        return Position(self.ledger, 1) if self.last is None else next_position(self.last)
+        return Position(self.ledger, 1) if self.last is None else self.last.next
 
 
 @dataclass(frozen=True, slots=True)

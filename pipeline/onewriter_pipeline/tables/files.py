@@ -222,17 +222,11 @@ class FileWriter:
             self._files.delete_file(self._written_path)
 
 
-def opened_parquet(
-    place: Place, path: str, *, read_dictionary: Sequence[str] = ()
-) -> pq.ParquetFile:
-    """Open a file of a table for reading in parts: READ_AHEAD_BYTES of each column at a time.
-
-    ``read_dictionary``: columns with few distinct values, to be read as dictionaries.
-    """
+def opened_parquet(place: Place, path: str) -> pq.ParquetFile:
+    """Open a file of a table for reading in parts: READ_AHEAD_BYTES of each column at a time."""
     return pq.ParquetFile(
         path,
         filesystem=place.files(),
-        read_dictionary=list(read_dictionary),
         pre_buffer=False,
         buffer_size=READ_AHEAD_BYTES,
     )

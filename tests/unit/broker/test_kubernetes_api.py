@@ -16,6 +16,9 @@ from onewriter_broker import kubernetes_api
 from onewriter_broker.kubernetes_api import ApiLimits, ApiServer, KubernetesApi, in_cluster
 from onewriter_core.errors import ConfigurationError, Unavailable
 
+WRONG_SECONDS = 5.0
+"""What this machine's wall clock shows."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -67,7 +70,9 @@ async def lab(tmp_path: Path, limits: ApiLimits) -> AsyncIterator[Lab]:
     async with TestServer(application) as server:
         url = str(server.make_url("")).rstrip("/")
         where = ApiServer(url, found.ca_file, found.token_file, "shop")
-        found.api = KubernetesApi(where, limits=limits, now=found.clock)
+        found.api = KubernetesApi(
+            where, limits=limits, now=found.clock, wall_seconds=lambda: WRONG_SECONDS
+        )
         yield found
         await found.api.close()
 
@@ -104,6 +109,21 @@ async def test_a_body_that_is_not_an_object_is_an_empty_one(lab: Lab, text: str)
 async def test_a_long_answer_is_not_read(lab: Lab) -> None:
     lab.says(200, json.dumps({"text": "x" * 100}))
     assert (await lab.api.get("/things/x")).document == {}
+
+
+async def test_the_clock_is_the_api_servers_whatever_happens_to_the_machines(lab: Lab) -> None:
+    assert lab.api.unix_seconds() == WRONG_SECONDS, "no response yet"
+    lab.says(200, Date="Tue, 14 Nov 2023 22:13:20 GMT")
+    await lab.api.get("/things/x")
+    lab.clock.now += 60.0
+    assert lab.api.unix_seconds() == 1_700_000_060.0
+
+
+@pytest.mark.parametrize("date", ["", "soon", "Tue, 99 Nov 2023 22:13:20 GMT"])
+async def test_a_response_without_a_time_changes_no_clock(lab: Lab, date: str) -> None:
+    lab.says(200, Date=date)
+    await lab.api.get("/things/x")
+    assert lab.api.unix_seconds() == WRONG_SECONDS
 
 
 async def test_a_redirect_is_not_followed_with_the_token(lab: Lab) -> None:

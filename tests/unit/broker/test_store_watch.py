@@ -6,17 +6,31 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
-from onewriter_broker.log.store.api import Durability, Observation, ShardState
+from onewriter_broker.log.store.api import Observation, ShardState
 from onewriter_broker.log.store.redis.store import with_health
 from onewriter_broker.store_watch import StoreWatch, nearly_full, with_replicas
+from onewriter_core.api.topic import Durability
 from onewriter_testing.fake_store.server import FakeServer
 from onewriter_testing.fake_store.store import FakeLogStore
 
 SEEN = Observation("r", "", True, 0, {}, memory_bytes_used=50, memory_bytes_max=100)
 LOCAL = frozenset({Durability.NONE, Durability.LOCAL})
+
+
+def watch_of(store: FakeLogStore, **more: Any) -> StoreWatch:
+    """A watch whose observations have no effects except those in ``more``."""
+    effects: dict[str, Any] = {
+        "filled": lambda _: None,
+        "promised": lambda _: None,
+        "dataset": lambda _replid, _buckets: None,
+        "returned": lambda _: None,
+        "now": lambda: 0.0,
+    }
+    return StoreWatch(store, LOCAL, replicas=0, **effects | more)
 
 
 @pytest.mark.parametrize(
@@ -63,17 +77,7 @@ async def test_the_watch_reports_how_long_the_store_was_unavailable() -> None:
     store = FakeLogStore(server.resolve, buckets=1, commit_timeout_seconds=0)
     now = 100.0
     away: list[float] = []
-    watch = StoreWatch(
-        store,
-        LOCAL,
-        replicas=0,
-        filled=lambda _: None,
-        promised=lambda _: None,
-        dataset=lambda _replid, _buckets: None,
-        returned=away.append,
-        now=lambda: now,
-        interval_seconds=0.0,
-    )
+    watch = watch_of(store, returned=away.append, now=lambda: now, interval_seconds=0.0)
 
     async def on_observation() -> None:
         for _ in range(10):
@@ -105,16 +109,7 @@ async def test_the_watch_reports_how_long_the_store_was_unavailable() -> None:
 def test_the_memory_of_a_compaction_depends_on_its_need(
     used: int, limit: int, free_bytes: float, needed_free_bytes: float
 ) -> None:
-    watch = StoreWatch(
-        FakeLogStore(FakeServer().resolve),
-        LOCAL,
-        replicas=0,
-        filled=lambda _: None,
-        promised=lambda _: None,
-        dataset=lambda _replid, _buckets: None,
-        returned=lambda _: None,
-        now=lambda: 0.0,
-    )
+    watch = watch_of(FakeLogStore(FakeServer().resolve))
     assert watch.free_bytes(is_needed=False) == math.inf  # before the first observation
     seen = dataclasses.replace(SEEN, memory_bytes_used=used, memory_bytes_max=limit)
     watch.observe_shards([ShardState("", None, seen)])
@@ -129,17 +124,7 @@ async def test_brokers_share_the_reserve_and_look_at_it_before_they_use_it() -> 
         async def observe(self, buckets: Iterable[int]) -> Observation:
             return dataclasses.replace(SEEN, memory_bytes_used=used, memory_bytes_max=100)
 
-    watch = StoreWatch(
-        Store(FakeServer().resolve),
-        LOCAL,
-        replicas=0,
-        filled=lambda _: None,
-        promised=lambda _: None,
-        dataset=lambda _replid, _buckets: None,
-        returned=lambda _: None,
-        now=lambda: 0.0,
-        brokers=lambda: 3,
-    )
+    watch = watch_of(Store(FakeServer().resolve), brokers=lambda: 3)
     assert await watch.observed_free_bytes(is_needed=True) == pytest.approx(47 / 3)
     assert await watch.observed_free_bytes(is_needed=False) == pytest.approx(40)
     used = 94
@@ -149,17 +134,7 @@ async def test_brokers_share_the_reserve_and_look_at_it_before_they_use_it() -> 
 
 
 def test_faults_are_logged_once_for_each_primary(capsys: pytest.CaptureFixture[str]) -> None:
-    store = FakeLogStore(FakeServer().resolve, buckets=1, commit_timeout_seconds=0)
-    watch = StoreWatch(
-        store,
-        LOCAL,
-        replicas=0,
-        filled=lambda _: None,
-        promised=lambda _: None,
-        dataset=lambda _replid, _buckets: None,
-        returned=lambda _: None,
-        now=lambda: 0.0,
-    )
+    watch = watch_of(FakeLogStore(FakeServer().resolve))
     failed = dataclasses.replace(SEEN, faults=("the append-only file could not be written",))
     for seen in (SEEN, failed, failed, SEEN):
         watch.observe_shards([ShardState("a:1", None, seen)])

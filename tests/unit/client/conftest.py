@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.unit.client.fake_broker import Clock, FakeBroker, fake_broker
+from tests.unit.client.fake_broker import Clock, FakeBroker, client_of, fake_broker
+from tests.unit.client.fake_topic import FakeTopic
 from tests.unit.client.sidecar_world import SidecarWorld, running_sidecar
 
+from onewriter import Client
 from onewriter._transport.connection import Connection
 from onewriter.sidecar.limits import DEFAULT_LIMITS, SidecarLimits
 
@@ -17,6 +19,17 @@ from onewriter.sidecar.limits import DEFAULT_LIMITS, SidecarLimits
 async def broker() -> AsyncIterator[FakeBroker]:
     async with fake_broker() as started:
         yield started
+
+
+@pytest.fixture
+async def client(broker: FakeBroker) -> AsyncIterator[Client]:
+    async with client_of(broker) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic(broker: FakeBroker) -> FakeTopic:
+    return FakeTopic(broker)
 
 
 @pytest.fixture

@@ -75,16 +75,6 @@ def read(frame: bytes) -> Command:
             ),
         ),
         (
-            replies.lookup_redirect(5, "pulsar://there", broker_url_tls="pulsar+ssl://there"),
-            pb.CommandLookupResponse(
-                request_id=5,
-                response=pb.CommandLookupResponse.REDIRECT,
-                broker_service_url="pulsar://there",
-                broker_service_url_tls="pulsar+ssl://there",
-                authoritative=False,
-            ),
-        ),
-        (
             replies.lookup_failed(5, ServerError.TOPIC_NOT_FOUND, "no such topic"),
             pb.CommandLookupResponse(
                 request_id=5,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -44,12 +45,30 @@ class RecordedMachines(UnknownMachines):
     def start_api_server(self) -> None:
         self.asked.append("start")
 
+    def stop_dns(self) -> None:
+        self.asked.append("no names")
+
+    def start_dns(self) -> None:
+        self.asked.append("names")
+
+    def misname(self) -> None:
+        self.asked.append("wrong names")
+
+    def name_rightly(self) -> None:
+        self.asked.append("right names")
+
 
 @pytest.mark.parametrize(
     ("fault", "done", "undone"),
     [
         (Faults.freeze, "kill -STOP", "kill -CONT"),
         (Faults.cut_off, "-I OUTPUT", "-D OUTPUT"),
+        (lambda faults, pod: faults.freeze_container(pod, "writer"), "kill -STOP", "kill -CONT"),
+        (
+            lambda faults, pod: faults.shift_clock(pod, 258),
+            r"printf '\002\001\000",
+            r"printf '\000",
+        ),
     ],
 )
 def test_a_fault_is_undone_when_the_scenario_fails(
@@ -79,6 +98,26 @@ def test_the_api_server_is_restored_before_the_failure_is_raised() -> None:
     with Faults(machines) as faults, pytest.raises(AssertionError), faults.api_server_away():
         raise AssertionError("broken off")
     assert machines.asked == ["stop", "start"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [(Faults.dns_away, ["no names", "names"]), (Faults.dns_wrong, ["wrong names", "right names"])],
+)
+def test_the_dns_is_restored_before_the_failure_is_raised(
+    fault: Callable[[Faults], AbstractContextManager[None]], words: list[str]
+) -> None:
+    machines = RecordedMachines()
+    with Faults(machines) as faults, pytest.raises(AssertionError), fault(faults):
+        raise AssertionError("broken off")
+    assert machines.asked == words
+
+
+def test_a_clock_that_is_set_right_needs_no_undo() -> None:
+    machines = RecordedMachines()
+    with Faults(machines) as faults:
+        faults.shift_clock(POD, 0)
+    assert len(machines.asked) == 1
 
 
 def test_container_logs_are_read_on_their_node() -> None:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from e2e.injected import FAULTS, KINDS
 from e2e.log import acknowledged_ms
 from e2e.outages import (
     BEGIN,
     END,
+    HEAD,
     Measurement,
     Outage,
     Reports,
     Sample,
+    Span,
+    at_ms,
     parsed,
+    rows,
     table,
     uncounted,
+    unshifted,
     written,
 )
-from e2e.trust import FAULTS, KINDS, PAGE, grown
+from e2e.trust import PAGE, grown
 
 Json = dict[str, Any]
 
@@ -90,6 +97,12 @@ def test_each_gap_is_compared_with_its_own_transition() -> None:
     assert long == ["x, stock: writers saw 5600 ms without a write, and 2560 ms are reported"]
 
 
+def test_a_transition_belongs_to_the_long_gap_that_contains_it() -> None:
+    first, second = transition(80_500), transition(82_500, epoch=8)
+    long = replace(outage([1_000, 81_000, 83_500, 83_520], said(first, second)), samples=())
+    assert [long.reported(each) for each in long.gaps[:2]] == [first, second]
+
+
 def test_a_transition_of_another_time_belongs_to_no_gap() -> None:
     found = outage([1_000, 3_600, 3_700], said(transition(9_000)))
     assert found.reported(found.gap) is None
@@ -157,6 +170,42 @@ def test_the_table_is_written_between_its_lines() -> None:
     with pytest.raises(ValueError, match="needs the lines"):
         written("a", rows)
     assert written(PAGE.read_text(), rows)
+
+
+def test_single_faults_are_measured_again() -> None:
+    first, second = table([outage([1_000, 3_600])]), table([outage([1_000, 2_600])])
+    other = HEAD[1] + "\n| y | stock | 1.00 s |\n| y | sidecar | 2.00 s |\n\nand | x | not"
+    found = rows(first) | rows(other)
+    assert found["y"] == ["| y | stock | 1.00 s |", "| y | sidecar | 2.00 s |"]
+    assert (found | rows(second))["x"] == second.splitlines()[2:]
+    assert rows("no table") == {}
+
+
+def test_every_row_of_the_page_is_of_a_fault() -> None:
+    titles = [fault.title for fault in FAULTS.values()]
+    assert len(set(titles)) == len(titles)
+    assert set(rows(PAGE.read_text())) <= set(titles)
+
+
+def test_the_page_states_the_days_and_loads_of_all_rows() -> None:
+    one = Span().wider([("2026-01-02", 3.4)])
+    assert (one.days, one.loads) == ("2026-01-02", "3 to 3")
+    page = f"Measured on {one.days} on a machine with 2 cores and a load of {one.loads}: and so on"
+    assert Span.of(page) == one
+    more = Span.of(page).wider([("2025-12-31", 9.0), ("2026-01-01", 1.6)])
+    assert (more.days, more.loads) == ("2025-12-31 to 2026-01-02", "2 to 9")
+    assert Span.of(page.replace(one.days, more.days)).days == more.days
+    assert Span.of("nothing") == Span()
+    assert Span.of(PAGE.read_text()).days
+
+
+@pytest.mark.parametrize("day_ms", [86_400_000, -86_400_000])
+def test_times_of_a_broker_with_a_shifted_clock_are_those_of_the_machine(day_ms: int) -> None:
+    shifted, right = transition(2_000 + day_ms, epoch=8), transition(1_000)
+    corrected = unshifted([shifted, right], START, day_ms)
+    assert [at_ms(each) for each in corrected] == [START + 2_000, START + 1_000]
+    assert [each["epoch"] for each in corrected] == [8, 7]
+    assert unshifted([right], START, 0) == [right]
 
 
 def test_a_stored_measurement_is_read_back() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from onewriter_broker.log.store.api import Binding, Durability, Outcome, ShardBeats
+from onewriter_broker.log.store.api import Binding, Outcome, ShardBeats
 from onewriter_broker.log.store.keys import Keys
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Undecided
 from onewriter_testing.fake_store.cluster import (
     FakeCluster,

@@ -6,7 +6,8 @@ import pytest
 from tests.conformance.log_store_worlds import BUCKETS, Writer, topics_of_bucket
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.store.api import Binding, Durability, Outcome
+from onewriter_broker.log.store.api import Binding, Outcome
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST
 from onewriter_testing.fake_store.server import FakeServer

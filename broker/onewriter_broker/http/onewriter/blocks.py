@@ -8,8 +8,7 @@ costs others nothing. Errors after the head of the response are reported in the 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -69,6 +68,7 @@ def add_routes(router: Routes, site: Site) -> None:
             )
             stream = BlockStream(
                 *(topic_log, response, request.get(EXPIRES), figures),
+                token_seconds=site.clients.token_seconds,
                 payload=payload,
                 publishers=publishers,
             )
@@ -148,7 +148,8 @@ async def _gone(topic_log: TopicLog, requested: Position | None) -> Gone | None:
 
 
 class BlockStream:
-    """One reader's stream. ``expires_at``: the expiry of its proof of identity, in Unix seconds.
+    """One reader's stream. ``expires_at``: the expiry of its proof of identity, in Unix seconds of the
+    clock ``token_seconds``.
 
     ``payload``: whether to send the entries' bytes; ``publishers``: whether to name the publishers.
     """
@@ -161,9 +162,11 @@ class BlockStream:
         figures: BlockStreams,
         write_seconds: float = WRITE_SECONDS,
         *,
+        token_seconds: Callable[[], float],
         payload: bool = True,
         publishers: bool = False,
     ) -> None:
+        self._token_seconds = token_seconds
         self._log = topic_log
         self._response = response
         self._expires_at = expires_at
@@ -204,7 +207,7 @@ class BlockStream:
         first = found[0].position if found else at
         if lacks(self._log, at, first):
             raise _Ended(Gone(self._log, at, first).frame())
-        if self._expires_at is not None and time.time_ns() / 1e9 >= self._expires_at:
+        if self._expires_at is not None and self._token_seconds() >= self._expires_at:
             raise _Ended(packed.pack_error(401, "the token has expired"))
         return packed.pack(found, payload=self._payload, publishers=self._publishers)
 

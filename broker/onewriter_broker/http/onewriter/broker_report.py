@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 from onewriter_broker.http.onewriter import views
 from onewriter_broker.http.pulsar.stats import iso
 from onewriter_broker.http.site import Site
-from onewriter_broker.log.store.api import UNWRITTEN, Durability
+from onewriter_broker.log.store.api import UNWRITTEN
 from onewriter_broker.log.store.redis.primary import is_cluster_url
 from onewriter_broker.settings import Settings
+from onewriter_core.api.topic import Durability
 from onewriter_core.command import DISTRIBUTION
 
 MEMORY_STEP_BYTES: Final = 1024 * 1024

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -22,8 +21,8 @@ from onewriter_broker.http.onewriter.status import served_status
 from onewriter_broker.http.routes import Routes, on_installation
 from onewriter_broker.http.site import EXPIRES, Refusal, Site
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watcher
-from onewriter_broker.log.store.api import Durability
 from onewriter_broker.topic.registry.declarations import why_not_promised
+from onewriter_core.api.topic import Durability
 from onewriter_core.authorization import Action
 from onewriter_core.ids import TopicName
 
@@ -174,4 +173,6 @@ class _Stream:
                 await self._response.write(text.encode())
 
     def _is_expired(self) -> bool:
-        return self._expires_at is not None and time.time_ns() / 1e9 >= self._expires_at
+        return (
+            self._expires_at is not None and self._site.clients.token_seconds() >= self._expires_at
+        )

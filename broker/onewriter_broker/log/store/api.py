@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.log_format.field_names import FLOOR_PREFIX, GUARDIAN_PREFIX
@@ -56,15 +57,6 @@ class BrokenKey(Unavailable):
     The result is definite: the call wrote nothing. Only the logs of this key are affected, until an
     administrator repairs the key (docs/operations.md).
     """
-
-
-class Durability(enum.Enum):
-    """The guarantee of an acknowledgement (docs/operations.md), ordered from weak to strong."""
-
-    NONE = "None"
-    LOCAL = "Local"
-    REPLICATED = "Replicated"
-    ALL_REPLICAS = "AllReplicas"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from onewriter_broker.log.limits import LogLimits
 from onewriter_broker.log.store.api import (
     Binding,
     Block,
-    Durability,
     Guard,
     GuardKind,
     LogStore,
@@ -35,6 +34,7 @@ from onewriter_broker.log.topic_log.guards import GuardedSender, has_space, keep
 from onewriter_broker.log.topic_log.losses import LossReports, Report
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry, Sender
 from onewriter_broker.quotas.shares import Share
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.log_format.chain import CHAIN_START, chain

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from onewriter_broker.log.store.api import Durability
+from onewriter_core.api.topic import Durability
 from onewriter_core.ids import Position, TopicName
 
 REPORTS_MAX: Final = 64

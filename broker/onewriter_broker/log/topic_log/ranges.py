@@ -38,11 +38,6 @@ class EntriesMissing(Undecided):
         self.found = found
 
 
-def next_position(position: Position) -> Position:
-    """The next position of the same ledger."""
-    return Position(position.ledger, position.entry + 1)
-
-
 def leaves_hole(at: Position, found: Position) -> bool:
     """Whether an entry is certainly missing between ``at`` and the next block that was found.
 
@@ -51,7 +46,7 @@ def leaves_hole(at: Position, found: Position) -> bool:
     if found <= at:
         return False
     if found.ledger == at.ledger:
-        return found != next_position(at) or at.entry > 0  # a ledger's marker may be gone, alone
+        return found != at.next or at.entry > 0  # a ledger's marker may be gone, alone
     return found.entry > 0
 
 
@@ -68,7 +63,7 @@ def is_gone(
     ``ends`` the known last entries of ledgers without a gap between them, ``noted`` the last entries
     before some ledgers.
     """
-    if requested >= first or (requested.entry == 0 and first == next_position(requested)):
+    if requested >= first or (requested.entry == 0 and first == requested.next):
         return False  # of a ledger's beginning the marker may be gone, alone
     if _is_nothing_between(requested, first, noted):
         return False
@@ -133,7 +128,7 @@ class Range:
         self._is_stored = is_stored
         self._bytes_max = read_bytes_max
         self._blocks_max = read_blocks_max
-        committed = next_position(topic_log.committed)
+        committed = topic_log.committed.next
         self._log = topic_log
         self._largest = BLOCK_BYTES_MAX
         self._careful = 0
@@ -159,7 +154,7 @@ class Range:
         for block in blocks:
             if self._leaves_hole(block.position):
                 raise EntriesMissing(self.at, block.position)
-            self.at = next_position(last_position(block))
+            self.at = last_position(block).next
         self._largest = max(map(stored_bytes, blocks))
         return blocks
 
@@ -193,7 +188,7 @@ class Range:
         if following:
             found = following[0].position
         elif log.committed.entry > 0:
-            found = next_position(log.committed)
+            found = log.committed.next
         else:
             return  # nothing was ever there, but a marker perhaps, which may go alone
         if (

@@ -10,8 +10,11 @@ a return is missing, the holder gets no window.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.ownership.acquisition import Holding
+from onewriter_broker.ownership.member_observer import CLOCK_MS_MAX
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.background import Guarded, save_presence
 from onewriter_broker.topic.history.tenures import (
@@ -82,26 +85,52 @@ def _wall_ms(moment: float | None, dependencies: TopicDependencies) -> str:
     return str(dependencies.wall_ms() - round(elapsed_seconds * 1000))
 
 
-def absent_since(
-    state: Mapping[str, str], now: float, wall_ms: int, last_seen_ms: int | None
-) -> float | None:
+@dataclass(frozen=True, slots=True)
+class FormerClock:
+    """The wall clock of the bucket's former owner, as this broker knows it.
+
+    ``wall_ms``: the present time on this broker's wall clock. ``ahead_ms``: by how much the former owner's clock was ahead at
+    its last heartbeat. ``last_seen_ms``: the time of that heartbeat on that clock; None if unknown.
+    """
+
+    wall_ms: int
+    ahead_ms: int = 0
+    last_seen_ms: int | None = None
+
+    @classmethod
+    def of(cls, holding: Holding | None, wall_ms: int) -> FormerClock:
+        """What is known by the acquisition of the bucket. None: the bucket was lost meanwhile."""
+        if holding is None:
+            return cls(wall_ms)
+        return cls(wall_ms, holding.clock_ahead_ms, holding.last_seen_ms)
+
+    def own_ms(self, time_ms: int) -> int:
+        """A time that the former owner recorded, on this broker's clock.
+
+        The former owner may have recorded it before its clock was set. It is therefore taken as it is if the time without the
+        difference is in the future, or earlier.
+        """
+        candidates = (time_ms, time_ms - self.ahead_ms)
+        past = [each for each in candidates if each <= self.wall_ms + CLOCK_MS_MAX]
+        return max(past, default=time_ms)
+
+
+def absent_since(state: Mapping[str, str], now: float, clock: FormerClock) -> float | None:
     """Since when a log has had no writer, on the clock of ``now``. None: unknown.
 
-    ``last_seen_ms`` is the last heartbeat of the bucket's former owner. A holder that was present at the last
-    record is taken as present until that heartbeat.
+    A holder that was present at the last record is taken as present until the former owner's last heartbeat.
     """
     absent_since, present_since = state.get(ABSENT_SINCE, ""), state.get(PRESENT_SINCE, "")
     if absent_since:
-        since_ms = int(absent_since)
-    elif (
-        present_since
-        and last_seen_ms is not None
-        and last_seen_ms + UNSEEN_MS_MAX >= int(present_since)
-    ):
-        since_ms = max(last_seen_ms, int(present_since))
+        since_ms = clock.own_ms(int(absent_since))
+    elif present_since and clock.last_seen_ms is not None:
+        seen_ms, present_ms = clock.last_seen_ms - clock.ahead_ms, clock.own_ms(int(present_since))
+        if seen_ms + UNSEEN_MS_MAX < present_ms:
+            return None
+        since_ms = max(seen_ms, present_ms)
     else:
         return None
-    return now - max(0, wall_ms - since_ms) / 1000
+    return now - max(0, clock.wall_ms - since_ms) / 1000
 
 
 def ending_of(
@@ -109,16 +138,16 @@ def ending_of(
     vacant_since: float | None,
     last_block_ms: int | None,
     now: float,
-    wall_ms: int,
+    clock: FormerClock,
 ) -> Ending | None:
     """The end of the right of the last writer of a log that another broker served, on the clock of ``now``.
 
     None: there was no writer, or it is unknown. ``now`` is when this broker fenced the log. ``vacant_since`` is from
-    ``absent_since``. The times of the other broker are those of its wall clock. A time in the future counts as now.
+    ``absent_since``. A time in the future counts as now.
     """
 
     def moment(time_ms: int) -> float:
-        return now - max(0, wall_ms - time_ms) / 1000
+        return now - max(0, clock.wall_ms - clock.own_ms(time_ms)) / 1000
 
     if state.get(PRESENT) != "1":  # it had left, and the former broker recorded when
         heard = state.get(HEARD_AT, "")
@@ -127,7 +156,11 @@ def ending_of(
     if state.get(ABSENT_SINCE):  # it was alive when the former broker gave the topic away
         return Ending(now, vacant_since)
     heard_at, present_since = vacant_since, state.get(PRESENT_SINCE, "")
-    if last_block_ms is not None and present_since and last_block_ms >= int(present_since):
+    if (
+        last_block_ms is not None
+        and present_since
+        and clock.own_ms(last_block_ms) >= clock.own_ms(int(present_since))
+    ):
         wrote_at = moment(last_block_ms)
         if heard_at is None or wrote_at >= heard_at - RECENT_BLOCK_SECONDS:
             heard_at = wrote_at

@@ -277,6 +277,21 @@ class Catalogs:
         """Usage in buckets that other brokers hold, as of the last read."""
         self._changing: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
         self._unreadable: set[str] = set()
+        self._totals: _Usage | None = None
+        """The sums of ``_usages``. None: they must be added up again."""
+        self._changes = 0
+        """Increases when other buckets are held, or a copy is replaced."""
+        self._learned_at = -1
+        """``_changes`` when all held buckets were read."""
+
+    def holdings_changed(self) -> None:
+        """Note that this broker holds other buckets, or holds one under another binding."""
+        self._changes += 1
+
+    def _replace(self, bucket: int, copy: _Copy) -> None:
+        self._copies[bucket] = copy
+        self._totals = None
+        self._changes += 1
 
     def forget(self, bucket: int) -> None:
         """Read the bucket's catalog again after all calls that were sent.
@@ -284,7 +299,7 @@ class Catalogs:
         The reason is that the bucket was lost, or that a call had no answer.
         """
         if bucket in self._copies:
-            self._copies[bucket] = _Copy(self._copies[bucket].binding, is_in_doubt=True)
+            self._replace(bucket, _Copy(self._copies[bucket].binding, is_in_doubt=True))
 
     async def bucket(self, bucket: int, binding: Binding | None) -> Mapping[str, CatalogEntry]:
         """All entries of a bucket, including tombstones. Raises Undecided."""
@@ -321,14 +336,19 @@ class Catalogs:
         # Otherwise another reader's answer has been cached, and perhaps changed since.
         if copy.entries is None:
             copy.fill(entries)
+            self._totals = None
         return entries if copy.entries is None else copy.entries
 
     async def learn(self, binding_of: Callable[[int], Binding | None], *, elsewhere: bool) -> None:
         """Read the catalogs that ``usage`` counts: those of held buckets, and with ``elsewhere`` all others.
 
         ``usage`` keeps the counts of other brokers' buckets as of the last read. A bucket that cannot be read
-        is left out.
+        is left out. Nothing is done, without ``elsewhere``, if all held buckets were read and none changed: thousands
+        of topics may be created in a second.
         """
+        changes, failures = self._changes, 0
+        if changes == self._learned_at and not elsewhere:
+            return
         for bucket in range(self.buckets):
             binding = binding_of(bucket)
             copy = self._copies.get(bucket)
@@ -336,30 +356,41 @@ class Catalogs:
                 if binding is not None:
                     if copy is None or copy.entries is None or copy.binding != binding:
                         await self.bucket(bucket, binding)
-                    self._elsewhere.pop(bucket, None)
+                    if self._elsewhere.pop(bucket, None) is not None:
+                        self._totals = None
                 elif elsewhere:
                     usage = _Usage()
                     for name, entry in (await self._read(bucket)).items():
                         usage.add(name, entry)
                     self._elsewhere[bucket] = usage
+                    self._totals = None
             except OnewriterError as error:
+                failures += 1
                 log.info("catalog.uncounted", bucket=bucket, reason=str(error))
+        if not failures and changes == self._changes:
+            self._learned_at = changes
 
     def logs_in(self, namespace: str) -> int:
         """The number of logs of a namespace in the buckets whose catalogs were read."""
-        return sum(usage.namespaces[namespace] for usage in self._usages())
+        return self._sums().namespaces[namespace]
 
     def made_by(self, creator: str) -> int:
         """Number of logs that ``creator`` made, in the buckets whose catalogs were read."""
-        return sum(usage.makers[creator] for usage in self._usages())
+        return self._sums().makers[creator]
 
     def usage(self) -> tuple[Counter[str], Counter[str]]:
         """The numbers of logs of all namespaces, and of all creators."""
-        namespaces, makers = Counter[str](), Counter[str]()
-        for usage in self._usages():
-            namespaces.update(usage.namespaces)
-            makers.update(usage.makers)
-        return namespaces, makers
+        sums = self._sums()
+        return Counter(sums.namespaces), Counter(sums.makers)
+
+    def _sums(self) -> _Usage:
+        totals = self._totals
+        if totals is None:
+            totals = self._totals = _Usage()
+            for usage in self._usages():
+                totals.namespaces.update(usage.namespaces)
+                totals.makers.update(usage.makers)
+        return totals
 
     def _usages(self) -> Iterator[_Usage]:
         for bucket, copy in self._copies.items():
@@ -373,10 +404,10 @@ class Catalogs:
 
     def _copy(self, binding: Binding) -> _Copy:
         copy = self._copies.get(binding.bucket)
-        if copy is None or copy.binding != binding:
+        if copy is None or (copy.binding is not binding and copy.binding != binding):
             # If the binding was replaced, the result of the last calls under the former one is unknown here.
             copy = _Copy(binding, is_in_doubt=copy is not None)
-            self._copies[binding.bucket] = copy
+            self._replace(binding.bucket, copy)
         return copy
 
     async def _read(self, bucket: int, replid: str = "") -> dict[str, CatalogEntry]:
@@ -500,7 +531,12 @@ class Catalogs:
         if entries is None:  # forgotten meanwhile: a read in progress may not have this change
             self.forget(bucket)
         else:
+            former = entries.get(str(base))
             self._copy(binding).put(str(base), entry, entries)
+            if self._totals is not None:
+                if former is not None:
+                    self._totals.add(str(base), former, -1)
+                self._totals.add(str(base), entry)
         return entry
 
     async def _check_not_elsewhere(self, base: TopicName) -> None:

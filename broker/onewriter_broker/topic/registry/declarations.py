@@ -12,10 +12,10 @@ from typing import Final
 
 import structlog
 
-from onewriter_broker.log.store.api import Durability
 from onewriter_broker.topic.registry.catalog import Undivided
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.api import ExclusiveTopic
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import OnewriterError, Refused
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.events import PolicyChanged
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 def asks_too_much(declared: ExclusiveTopic, promises: frozenset[Durability]) -> str:
     """Why a store with these durabilities cannot serve the topic. Empty: it can."""
-    refusal = why_not_promised(Durability(declared.spec.durability.value), promises)
+    refusal = why_not_promised(declared.spec.durability, promises)
     return refusal and f"{declared.topic_name} is declared with {refusal}"
 
 
@@ -47,7 +47,7 @@ def why_not_promised(durability: Durability, promises: frozenset[Durability]) ->
 def durability_of(declared: ExclusiveTopic | None, promises: frozenset[Durability]) -> Durability:
     """The durability of a topic's acknowledgements. Of an undeclared topic: Local, if the store provides it."""
     if declared is not None:
-        return Durability(declared.spec.durability.value)
+        return declared.spec.durability
     return Durability.LOCAL if Durability.LOCAL in promises else Durability.NONE
 
 
@@ -68,7 +68,7 @@ def declare(topic: LoadedTopic, declared: ExclusiveTopic | None, now: float) -> 
         topic.runner.post(PolicyChanged(promotion, now))
     for topic_log in topic.runner.logs.values():
         if declared is not None:
-            topic_log.set_wanted_durability(Durability(declared.spec.durability.value))
+            topic_log.set_wanted_durability(declared.spec.durability)
     say_undivided(topic)
     return True
 

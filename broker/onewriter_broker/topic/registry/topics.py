@@ -16,7 +16,7 @@ from dataclasses import replace
 import structlog
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.store.api import Binding, BrokenKey, Durability, Outcome
+from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
@@ -26,7 +26,7 @@ from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.shares import StoreShares
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.dependencies import TopicDependencies
-from onewriter_broker.topic.history.presence import absent_since, note_leaving
+from onewriter_broker.topic.history.presence import FormerClock, absent_since, note_leaving
 from onewriter_broker.topic.history.tenures import partition_of
 from onewriter_broker.topic.registry import declarations as declaring
 from onewriter_broker.topic.registry.broken_topics import BrokenTopics
@@ -46,6 +46,7 @@ from onewriter_broker.topic.registry.unloaded_topics import UnloadedTopics
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.api.manifests import DesiredState
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import InvalidTopicName, TopicName, bucket_of
 from onewriter_core.topic.events import PartitionsAdded
@@ -107,12 +108,14 @@ class Topics:
 
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
         """Begin to serve a bucket. Its stamp rejects the former owner, and its topics are fenced when they load."""
+        self._catalogs.holdings_changed()
         self.resume_windows.bucket_acquired(bucket)
         self.first_declarations.check_again()
         log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
         """Unload the topics of a lost bucket. Their clients look them up again."""
+        self._catalogs.holdings_changed()
         self._catalogs.forget(bucket)
         self.first_declarations.forget(lambda base: self.bucket_of(base) == bucket)
         self.broken.forget(lambda base: self.bucket_of(base) == bucket)
@@ -130,6 +133,7 @@ class Topics:
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
         """Fence every loaded topic of the bucket again after a failover of the store."""
         log.warning("bucket.dataset_changed", bucket=bucket, replid=holding.binding.replid)
+        self._catalogs.holdings_changed()
         self._forget_unloaded(bucket)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             topic.runner.dataset_changed()
@@ -427,14 +431,15 @@ class Topics:
         self, logs: Mapping[int, TopicLog], holding: Holding, reserved_until: float | None
     ) -> tuple[Partition, ...]:
         """The topic's partitions, from the states of its logs."""
-        now, wall_ms = self._dependencies.now(), self._dependencies.wall_ms()
+        now = self._dependencies.now()
+        clock = FormerClock.of(holding, self._dependencies.wall_ms())
         return tuple(
             partition_of(
                 number,
                 topic_log.state,
                 may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
                 reserved_until=reserved_until,
-                vacant_since=absent_since(topic_log.state, now, wall_ms, holding.last_seen_ms),
+                vacant_since=absent_since(topic_log.state, now, clock),
             )
             for number, topic_log in logs.items()
         )

@@ -122,7 +122,7 @@ def unacknowledged_from(policy: RetentionPolicy, lowest_retained: Position | Non
     """The position from which a log is kept for its durable subscriptions. The highest position: nothing is kept."""
     if not policy.keep_unacknowledged or lowest_retained is None:
         return Position(NUMBER_MAX, NUMBER_MAX)
-    return Position(lowest_retained.ledger, lowest_retained.entry + 1)
+    return lowest_retained.next
 
 
 def gather(block_runs: list[BlockRun], following: BlockRun, width: int, most: int) -> int:
@@ -295,7 +295,7 @@ async def measure(measured: Measured) -> None:
         if read_bytes >= limits.sweep_bytes_max:
             return
         count = max(1, min(limits.read_blocks_max, READ_BYTES // measured.largest))
-        start = Position(measured.reaches.ledger, measured.reaches.entry + 1)
+        start = measured.reaches.next
         blocks = await topic_log.read_blocks(start, topic_log.committed, count=count)
         if not blocks:
             return

@@ -16,7 +16,7 @@ from typing import Final
 from onewriter_broker.log.store.api import Block, Marker, StoredBlock
 from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.log import TopicLog, stored_bytes
-from onewriter_broker.log.topic_log.ranges import READ_BLOCKS_MAX, Range, first_block, next_position
+from onewriter_broker.log.topic_log.ranges import READ_BLOCKS_MAX, Range, first_block
 from onewriter_broker.topic.history.audit import audited_marker
 from onewriter_broker.topic.retention.retention import BlockRun, gather
 from onewriter_core.errors import Unavailable
@@ -176,7 +176,7 @@ class LogIndex:
         # The next request returns what is committed meanwhile, because `last` must not promise more than this
         # page covers.
         limits = self._limits
-        rest = limits.range(log, self._at, next_position(last))
+        rest = limits.range(log, self._at, last.next)
         budget = _Budget(limits.request_bytes_max)
         is_read = await self._mend(budget) and await self._read_on(rest, after, budget)
         found = [segment for segment in self.segments if segment.ends > after]

@@ -13,7 +13,7 @@ import structlog
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.log.topic_log.ranges import first_block, next_position
+from onewriter_broker.log.topic_log.ranges import first_block
 from onewriter_broker.topic.producers.deduplication import trim_limit
 from onewriter_broker.topic.retention.retention import Measured, RetentionLimits, trim_to
 from onewriter_core.errors import Unavailable
@@ -72,7 +72,7 @@ def limits_of(topic_log: TopicLog, subscriptions: Subscriptions) -> list[Limit]:
     ]
     lowest = subscriptions.lowest_retained_position()
     if lowest is not None:
-        limits.append(Limit(next_position(lowest), SUBSCRIPTION, _slowest(subscriptions, lowest)))
+        limits.append(Limit(lowest.next, SUBSCRIPTION, _slowest(subscriptions, lowest)))
     return limits
 
 

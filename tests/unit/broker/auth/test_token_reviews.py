@@ -18,6 +18,8 @@ from onewriter_broker.auth.authentication import PEER, EitherAuthenticator
 from onewriter_broker.auth.token_review import ClusterKeys, ReviewLimits, TokenReviewAuthenticator
 from onewriter_broker.auth.tokens import Expected, StaticTokenAuthenticator, VerificationKey
 from onewriter_broker.kubernetes_api import Answer, ApiServer, KubernetesApi
+from onewriter_broker.process import reviewing
+from onewriter_broker.settings import Settings
 from onewriter_core.errors import Refused, Unavailable
 from onewriter_core.ids import Identity
 
@@ -422,3 +424,17 @@ async def test_a_token_that_its_issuer_refuses_is_not_passed_on(reviewer: Review
     assert reviewer.requests == []
     assert (await either.authenticate("token", ABC)).identity.subject == SUBJECT
     assert len(reviewer.requests) == 1
+
+
+async def test_tokens_expire_by_the_clock_of_the_api_server(tmp_path: Path) -> None:
+    """The clock of the broker's machine is decades ahead of it."""
+    reviewer = Reviewer()
+    reviewer.unix_seconds = lambda: 1_000.0  # type: ignore[method-assign]
+    settings = Settings(
+        data_dir=tmp_path, authentication_required=True, token_review=True, token_audience=AUDIENCE
+    )
+    verifier, _ = reviewing(settings, reviewer)
+    found = await verifier.authenticate("token", made("abc", exp=1_060))
+    assert (found.identity.subject, found.expires_at) == (SUBJECT, 1_060.0)
+    with pytest.raises(Refused, match="the token has expired"):
+        await verifier.authenticate("token", made("abc", exp=1_000))

@@ -84,6 +84,7 @@ def connected(clock: Clock) -> tuple[Clients, ClientProtocol, Pipe, OneProducer]
         authorization=Authorization(Settings(), (), DesiredState),
         now=lambda: clock.seconds,
         wall_ms=lambda: 0,
+        token_seconds=lambda: 0.0,
         store=SimpleNamespace(),
         registrations=SimpleNamespace(),  # type: ignore[arg-type]
     )

@@ -22,7 +22,6 @@ from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.log_format import packed_stream
 from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_testing.fake_store.server import FakeServer
-from onewriter_testing.fake_store.store import FakeLogStore
 
 NOBODY_KNOWS: tuple[Position, ...] = ()
 ENDS = (Position(4, 100), Position(6, 3))
@@ -49,6 +48,7 @@ class Response:
 def stream(history: TopicHistory, response: Response, **options: Any) -> BlockStream:
     expires_at = options.pop("expires_at", None)
     figures = options.pop("figures", BlockStreams())
+    options.setdefault("token_seconds", lambda: 1_000.0)
     return BlockStream(
         history.log, cast("web.StreamResponse", response), expires_at, figures, **options
     )
@@ -64,16 +64,6 @@ def frames(data: bytes) -> list[tuple[int, bytes]]:
         at += 4 + size
     assert at == len(data)
     return found
-
-
-@pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
-@pytest.fixture
-async def history(server: FakeServer) -> TopicHistory:
-    return await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
 
 
 async def test_a_stream_holds_every_block_as_it_is_stored_and_its_end(

@@ -47,3 +47,11 @@ def test_a_rendering_is_what_prometheus_reads() -> None:
     assert samples["onewriter_wait_seconds_bucket", "0.1"] == 1
     assert samples["onewriter_wait_seconds_count", None] == 1
     assert "process_resident_memory_bytes" in families
+
+
+def test_brokers_with_other_clocks_are_named_once() -> None:
+    ahead = {"b-1~old": -86_400_000, "b-1~new": -86_400_000, "b-2~x": 6_000}
+    metrics = Metrics(None, lambda: 0.0, clocks_ahead_ms=lambda: ahead)  # type: ignore[arg-type]
+    samples = metrics.clocks().samples
+    assert {each.labels["member"]: each.value for each in samples} == {"b-1": -86_400.0, "b-2": 6.0}
+    assert len(samples) == 2

@@ -24,11 +24,6 @@ from onewriter_testing.fake_store.store import FakeLogStore
 INFO: dict[str, object] = {"adminRoles": [], "allowedClusters": ["standalone"]}
 
 
-@pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
 def namespaces_of(server: FakeServer, *configured: str) -> Namespaces:
     return Namespaces(FakeLogStore(server.resolve), configured or ("public/default",))
 

@@ -19,9 +19,10 @@ from onewriter_broker.http.onewriter.broker_report import MEMORY_STEP_BYTES
 from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watchers, WatchIntervals
-from onewriter_broker.log.store.api import UNWRITTEN, Durability, Observation
+from onewriter_broker.log.store.api import UNWRITTEN, Observation
 from onewriter_broker.quotas.problems import QuotaProblems
 from onewriter_broker.settings import Settings
+from onewriter_core.api.topic import Durability
 from onewriter_core.ids import TopicName
 
 

@@ -14,7 +14,6 @@ from onewriter_broker.log.store.api import (
     Binding,
     Block,
     BrokenKey,
-    Durability,
     Fence,
     FencedLog,
     LogStore,
@@ -22,6 +21,7 @@ from onewriter_broker.log.store.api import (
     OwnWrite,
 )
 from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, TopicName, bucket_of
 from onewriter_core.topic.model import AccessMode

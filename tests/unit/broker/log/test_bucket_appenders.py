@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 
 from onewriter_broker.log.bucket_appenders import BucketAppenders
-from onewriter_broker.log.store.api import Binding, Durability, LogStore, Outcome, OwnWrite
+from onewriter_broker.log.store.api import Binding, LogStore, Outcome, OwnWrite
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Undecided
 
 

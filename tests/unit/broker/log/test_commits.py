@@ -12,10 +12,11 @@ from tests.unit.broker.topic.fence_path_world import Gates, World, serving, unti
 
 from onewriter_broker.log.commits import PROOF_ATTEMPTS_MAX
 from onewriter_broker.log.limits import LogLimits
-from onewriter_broker.log.store.api import Durability, EpochStatus
+from onewriter_broker.log.store.api import EpochStatus
 from onewriter_broker.topic.epoch_checks import epoch_status_of
 from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Undecided
 from onewriter_core.topic.model import WHOLE, AccessMode
 from onewriter_testing.fake_store.server import FakeNode

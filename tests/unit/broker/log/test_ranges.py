@@ -18,7 +18,7 @@ from tests.unit.broker.verify.histories import (
 from onewriter_broker.log.store.api import Marker, StoredBlock
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.topic_log.log import last_position
-from onewriter_broker.log.topic_log.ranges import EntriesMissing, Range, leaves_hole, next_position
+from onewriter_broker.log.topic_log.ranges import EntriesMissing, Range, leaves_hole
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.log_format.field_names import TRIMMED
@@ -41,11 +41,6 @@ class DamagedStore(FakeLogStore):
         return found
 
 
-@pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
 async def read_all(blocks: Range, found: list[str] | None = None) -> list[str]:
     found = [] if found is None else found
     while read := await blocks.read():
@@ -56,9 +51,8 @@ async def read_all(blocks: Range, found: list[str] | None = None) -> list[str]:
 @pytest.mark.parametrize("start", SEEN_FROM)
 @pytest.mark.parametrize("is_remembered", [True, False])
 async def test_a_range_begins_with_the_block_that_holds_its_start(
-    server: FakeServer, start: Position, is_remembered: bool
+    server: FakeServer, history: TopicHistory, start: Position, is_remembered: bool
 ) -> None:
-    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
     stored = stored_in(server.primary).logs[TOPIC].blocks
     expected = [block for block in stored if last_position(block) >= start]
     if not is_remembered:
@@ -68,8 +62,7 @@ async def test_a_range_begins_with_the_block_that_holds_its_start(
     assert len(found) < len(stored) or start <= Position(5, 0)
 
 
-async def test_a_range_ends_with_the_block_that_holds_its_last_entry(server: FakeServer) -> None:
-    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
+async def test_a_range_ends_with_the_block_that_holds_its_last_entry(history: TopicHistory) -> None:
     for _ in range(2):
         blocks = Range(history.log, Position(5, 0), Position(5, 4))
         assert await read_all(blocks) == ["5-0", "5-1", "5-3"]
@@ -92,17 +85,15 @@ async def test_range_ends_at_the_watermark_and_does_not_grow(
 
 
 async def test_a_marker_is_given_with_its_fields_though_memory_has_none(
-    server: FakeServer,
+    history: TopicHistory,
 ) -> None:
-    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
     history.log._tail[0] = Marker(history.log.tail[0].position, {})
     (first, *_) = await Range(history.log, EARLIEST).read()
     assert isinstance(first, Marker)
     assert first.fields["producer"] == "alice"
 
 
-async def test_a_hole_is_an_error_wherever_it_is(server: FakeServer) -> None:
-    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
+async def test_a_hole_is_an_error_wherever_it_is(server: FakeServer, history: TopicHistory) -> None:
     history.log.forget_tail()
     stored = stored_in(server.primary).logs[TOPIC].blocks
     (gone,) = (block for block in stored if block.position == Position(5, 3))
@@ -116,9 +107,8 @@ async def test_a_hole_is_an_error_wherever_it_is(server: FakeServer) -> None:
 
 @pytest.mark.parametrize("gone", [slice(0, 5), slice(0, 4), slice(2, 4)])
 async def test_a_range_that_goes_altogether_while_it_is_read_is_not_an_empty_one(
-    server: FakeServer, gone: slice
+    server: FakeServer, history: TopicHistory, gone: slice
 ) -> None:
-    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
     history.log.forget_tail()
     blocks = Range(history.log, Position(5, 3), Position(5, 6))
     stored = stored_in(server.primary).logs[TOPIC].blocks
@@ -133,12 +123,12 @@ async def test_a_range_that_goes_altogether_while_it_is_read_is_not_an_empty_one
 
 async def test_a_range_after_the_end_of_a_ledger_is_empty_also_after_a_trim(
     server: FakeServer,
+    history: TopicHistory,
 ) -> None:
-    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
     history.log.forget_tail()
     end = next(end for end in history.log.ends if end.ledger == 5)
     for _ in range(2):
-        blocks = Range(history.log, next_position(end), Position(6, 0))
+        blocks = Range(history.log, end.next, Position(6, 0))
         assert await blocks.read() == []
         assert blocks.at == blocks.end
         stored = stored_in(server.primary).logs[TOPIC].blocks
@@ -156,8 +146,7 @@ async def test_blocks_before_a_damaged_one_are_returned(server: FakeServer) -> N
     assert blocks.at == DamagedStore.damaged
 
 
-async def test_a_log_that_moves_away_is_read_no_further(server: FakeServer) -> None:
-    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
+async def test_a_log_that_moves_away_is_read_no_further(history: TopicHistory) -> None:
     blocks = Range(history.log, EARLIEST)
     history.log.close()
     with pytest.raises(Unavailable, match="moving"):
@@ -199,10 +188,9 @@ def test_a_hole_is_detected_by_the_position_of_the_next_block(
 
 @pytest.mark.parametrize("falsified", ["5-3", "9-1", "10-2", "10-5"])
 async def test_a_stored_range_shows_what_the_store_lost_after_the_broker_read_it(
-    server: FakeServer, falsified: str
+    server: FakeServer, history: TopicHistory, falsified: str
 ) -> None:
     """The broker has these blocks in memory, and returns them to readers that do not ask for the store's."""
-    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
     whole = await read_all(Range(history.log, Position(5, 0)))
     stored = stored_in(server.primary).logs[TOPIC].blocks
     del stored[whole.index(falsified)]

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from onewriter_broker.log.store.api import Durability
 from onewriter_broker.log.store.redis import server_checks
 from onewriter_broker.log.store.redis.connection import RedisConnection
 from onewriter_broker.log.store.redis.primary import Endpoint
 from onewriter_broker.log.store.redis.server_checks import Declared, ServerFacts, judge
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Undecided
 from onewriter_core.store_rights import broker_acl_rules
 

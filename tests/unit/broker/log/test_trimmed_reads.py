@@ -37,11 +37,6 @@ CUT = Position(FIRST, 5)
 
 
 @pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
-@pytest.fixture
 async def history(server: FakeServer) -> TopicHistory:
     """Three blocks of three entries in the first ledger, and one in the current ledger."""
     history = await TopicHistory.begin(FakeLogStore(server.resolve, buckets=BUCKETS))

@@ -11,6 +11,7 @@ from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.ownership.heartbeats import Beat, newest
 from onewriter_broker.ownership.member_observer import (
     BEAT_SECONDS,
+    CLOCK_MS_MAX,
     DEAD_SECONDS,
     FORGET_SECONDS,
     HELD_UP_SECONDS,
@@ -43,6 +44,25 @@ def test_last_sign_of_life_of_a_process_is_known_after_its_death() -> None:
     )  # of a version that did not say
     observer.feed(5.5, {"broker-2~y": before.encode()})
     assert observer.last_seen_ms("broker-2~y") is None
+
+
+@pytest.mark.parametrize("ahead_ms", [CLOCK_MS_MAX + 1, -86_400_000])
+def test_a_clock_that_differs_is_known_from_the_last_heartbeat(ahead_ms: int) -> None:
+    observer, wall_ms = MemberObserver(ME), 200_000_000
+    observer.feed(1.0, {OTHER: Beat(1, ADDRESSES, at_ms=wall_ms + ahead_ms).encode()}, wall_ms)
+    assert observer.clock_ahead_ms(OTHER) == 0, "nobody knows when its first heartbeat was written"
+    beat = Beat(2, ADDRESSES, at_ms=wall_ms + 500 + ahead_ms).encode()
+    observer.feed(1.5, {OTHER: beat}, wall_ms + 500)
+    observer.feed(2.0, {OTHER: beat}, wall_ms + 1_000)
+    assert observer.clock_ahead_ms(OTHER) == ahead_ms
+    assert observer.clocks_ahead_ms == {OTHER: ahead_ms}
+    observer.feed(5.0, {OTHER: Beat(3, ADDRESSES, at_ms=wall_ms + 1_000).encode()}, wall_ms + 4_000)
+    assert observer.clock_ahead_ms(OTHER) == ahead_ms, "this heartbeat waited for the reading"
+    beat = Beat(4, ADDRESSES, at_ms=wall_ms + 4_500 + CLOCK_MS_MAX).encode()
+    observer.feed(5.5, {OTHER: beat}, wall_ms + 4_500)
+    assert observer.clock_ahead_ms(OTHER) == 0, "so little is no difference"
+    assert observer.clocks_ahead_ms == {}
+    assert observer.clock_ahead_ms("nobody~x") == 0
 
 
 def test_membership_knows_whether_all_brokers_keep_floors() -> None:

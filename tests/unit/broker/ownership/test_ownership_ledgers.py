@@ -111,16 +111,6 @@ async def test_used_up_numbers_are_refused_not_reused(world: World) -> None:
         await broker.reserve_ledger(0)
 
 
-async def test_the_newest_ledger_is_known(world: World) -> None:
-    broker = world.broker()
-    await broker.acquire(0)
-    first = await broker.reserve_ledger(0)
-    assert broker.is_newest_ledger(0, first)
-    await broker.reserve_ledger(0)
-    assert not broker.is_newest_ledger(0, first)
-    assert not broker.is_newest_ledger(1, first)
-
-
 async def test_a_grant_is_recorded_before_it_may_be_answered(world: World) -> None:
     broker = world.broker()
     await broker.acquire(0)

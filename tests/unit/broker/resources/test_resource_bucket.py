@@ -13,14 +13,7 @@ from tests.contents import stored_in
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.store.api import (
-    Binding,
-    BrokenKey,
-    Durability,
-    Outcome,
-    OwnedRecord,
-    OwnWrite,
-)
+from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome, OwnedRecord, OwnWrite
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
@@ -31,6 +24,7 @@ from onewriter_broker.resources.dependencies import (
 )
 from onewriter_broker.resources.records import OwnershipRecord, decode
 from onewriter_broker.resources.resource_bucket import ResourceBucket
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
 from onewriter_core.own.names import own_field

@@ -11,14 +11,7 @@ from typing import Any
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.store.api import (
-    Binding,
-    Block,
-    BrokenKey,
-    Durability,
-    Outcome,
-    StoredBlock,
-)
+from onewriter_broker.log.store.api import Binding, Block, BrokenKey, Outcome, StoredBlock
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.losses import Loss, RangeAtRisk
 from onewriter_broker.ownership.acquisition import Holding
@@ -28,6 +21,7 @@ from onewriter_broker.topic.history.tenures import partition_of
 from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Identity, TopicName, bucket_of
 from onewriter_core.topic.model import WHOLE, AccessMode, Request, Topic

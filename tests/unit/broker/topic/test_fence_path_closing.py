@@ -132,6 +132,17 @@ class Client:
         self.producing.close(pb.CommandCloseProducer(producer_id=1, request_id=request_id))
 
 
+async def cut_off(world: World, runner: TopicRunner, *numbers: int) -> tuple[Producer, Gates]:
+    """A producer that lost its connection while the store has not answered for these entries."""
+    former, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
+    gates = Gates(world.store, "append")
+    for number in numbers:
+        world.send(former, number)
+    await gates.reached("append")
+    runner.gone(former, TransitionCause.CONNECTION_LOST)
+    return former, gates
+
+
 async def test_every_close_is_answered_after_the_receipts() -> None:
     async with serving() as world:
         client = Client(world, await world.load())
@@ -150,13 +161,7 @@ async def test_every_close_is_answered_after_the_receipts() -> None:
 async def test_a_close_follows_the_receipts_of_attached_resends() -> None:
     async with serving() as world:
         runner = await world.load()
-        former, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
-        gates = Gates(world.store, "append")
-        world.send(former, 0)
-        world.send(former, 1)
-        await gates.reached("append")
-        runner.gone(former, TransitionCause.CONNECTION_LOST)
-
+        former, gates = await cut_off(world, runner, 0, 1)
         client = Client(world, runner)
         back = await client.connected("writer", former)
         world.send(back, 0)
@@ -172,11 +177,7 @@ async def test_a_close_follows_the_receipts_of_attached_resends() -> None:
 async def test_a_close_does_not_wait_for_what_the_former_connection_alone_sent() -> None:
     async with serving() as world:
         runner = await world.load()
-        former, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
-        gates = Gates(world.store, "append")
-        world.send(former, 0)
-        await gates.reached("append")
-        runner.gone(former, TransitionCause.CONNECTION_LOST)
+        former, gates = await cut_off(world, runner, 0)
         client = Client(world, runner)
         await client.connected("writer", former)
         client.close(7)
@@ -188,11 +189,7 @@ async def test_a_close_is_answered_although_the_resends_never_are() -> None:
     """The topic leaves while resends are attached, so they get no receipt any more."""
     async with serving() as world:
         runner = await world.load()
-        former, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
-        gates = Gates(world.store, "append")
-        world.send(former, 0)
-        await gates.reached("append")
-        runner.gone(former, TransitionCause.CONNECTION_LOST)
+        former, gates = await cut_off(world, runner, 0)
         client = Client(world, runner)
         back = await client.connected("writer", former)
         world.send(back, 0)

@@ -19,21 +19,27 @@ from onewriter_core.topic.machine import step
 from onewriter_core.topic.model import WHOLE, AccessMode, ImpossibleStep, PromotionPolicy, Topic
 
 
-async def test_a_failed_topic_notifies_its_holder_and_its_waiters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def fail_at(monkeypatch: pytest.MonkeyPatch, *kinds: type[Event]) -> None:
+    """From now on, these events of a topic raise."""
+
     def broken_step(topic: Topic, event: Event) -> Step:
-        if isinstance(event, PolicyChanged):
+        if isinstance(event, kinds):
             raise ImpossibleStep("a bug")
         return step(topic, event)
 
+    monkeypatch.setattr(runner_module, "step", broken_step)
+
+
+async def test_a_failed_topic_notifies_its_holder_and_its_waiters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with serving() as world:
         runner = await world.load()
         world.failed = lambda _: runner.unload("the topic failed")
         _, holder = await world.granted(runner, AccessMode.EXCLUSIVE)
         _, waiter = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
         assert waiter.waits
-        monkeypatch.setattr(runner_module, "step", broken_step)
+        fail_at(monkeypatch, PolicyChanged)
         runner.post(PolicyChanged(PromotionPolicy.FIFO, 0.0))
         assert holder.closed
         assert waiter.refusals
@@ -42,15 +48,10 @@ async def test_a_failed_topic_notifies_its_holder_and_its_waiters(
 async def test_an_administrator_is_answered_although_the_topic_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken_step(topic: Topic, event: Event) -> Step:
-        if isinstance(event, FenceRequested):
-            raise ImpossibleStep("a bug")
-        return step(topic, event)
-
     async with serving() as world:
         runner = await world.load()
         world.failed = lambda _: runner.unload("the topic failed")
-        monkeypatch.setattr(runner_module, "step", broken_step)
+        fail_at(monkeypatch, FenceRequested)
         with pytest.raises(Unavailable, match="failed"):
             await runner.administer(FenceRequested("f1", None, 0.0), "f1")
 
@@ -58,11 +59,6 @@ async def test_an_administrator_is_answered_although_the_topic_fails(
 async def test_an_administrator_is_answered_although_the_topic_cannot_even_be_unloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken_step(topic: Topic, event: Event) -> Step:
-        if isinstance(event, PolicyChanged | Unloaded):
-            raise ImpossibleStep("a bug")
-        return step(topic, event)
-
     async with serving() as world:
         runner = await world.load()
         gates = Gates(world.store, "fence")
@@ -70,7 +66,7 @@ async def test_an_administrator_is_answered_although_the_topic_cannot_even_be_un
             runner.administer(FenceRequested("f1", None, 0.0), "f1"), return_exceptions=True
         )
         await gates.reached("fence")
-        monkeypatch.setattr(runner_module, "step", broken_step)
+        fail_at(monkeypatch, PolicyChanged, Unloaded)
         runner.post(PolicyChanged(PromotionPolicy.FIFO, 0.0))
         assert isinstance((await request)[0], Unavailable)
         gates.open("fence")

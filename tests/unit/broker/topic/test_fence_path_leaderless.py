@@ -10,7 +10,7 @@ from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, Gates, Worl
 from tests.unit.broker.topic.test_fence_path_partitions import topics_of
 
 from onewriter_broker.http.onewriter import history
-from onewriter_broker.topic.history.presence import absent_since
+from onewriter_broker.topic.history.presence import FormerClock, absent_since
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.topic.model import AccessMode, TransitionCause
 
@@ -170,4 +170,4 @@ async def test_a_gap_that_a_dead_broker_makes_begins_with_its_last_sign_of_life(
 def test_the_record_states_since_when_no_producer_could_write(
     state: dict[str, str], last_seen_ms: int | None, expected: float | None
 ) -> None:
-    assert absent_since(state, 100.0, 10_000, last_seen_ms) == expected
+    assert absent_since(state, 100.0, FormerClock(10_000, 0, last_seen_ms)) == expected

@@ -29,13 +29,26 @@ async def entries(world: World) -> int:
 
 
 async def returned(
-    world: World, runner: TopicRunner, *, reconnects: int
+    world: World, runner: TopicRunner, former: Producer, *, reconnects: int = 1
 ) -> tuple[Producer, FakeChannel]:
-    """The Shared producer reconnects with the name and epoch that it was given at first."""
-    back, channel = await world.granted(
-        runner, AccessMode.SHARED, "writer", topic_epoch=0, reconnects=reconnects
+    """The producer reconnects with the name and epoch that it was given at first."""
+    return await world.granted(
+        runner,
+        former.request.mode,
+        "writer",
+        topic_epoch=former.epoch or 0,
+        reconnects=reconnects,
     )
-    return back, channel
+
+
+async def cut_off(world: World, runner: TopicRunner, *numbers: int) -> Producer:
+    """A holder that lost its connection after these entries were stored."""
+    holder, _ = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
+    for number in numbers:
+        world.send(holder, number, published_at=1)
+    await until(lambda: not holder.pending)
+    runner.gone(holder, TransitionCause.CONNECTION_LOST)
+    return holder
 
 
 def told_of_receipts(channel: FakeChannel, count: int) -> Callable[[], bool]:
@@ -61,9 +74,7 @@ async def test_a_resend_is_known_after_a_change_of_broker_although_the_tail_was_
         assert await entries(world) == 0
 
         runner = await world.load()  # another broker
-        back, channel = await world.granted(
-            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
-        )
+        back, channel = await returned(world, runner, holder)
         world.send(back, 1)
         await until(lambda: channel.receipts)
         assert await entries(world) == 0
@@ -81,9 +92,7 @@ async def test_the_first_messages_of_a_new_epoch_are_not_confused_with_those_of_
         second, channel = await world.granted(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "writer")
 
         runner = await world.load()  # another broker, before the second one has written
-        back, channel = await world.granted(
-            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=second.epoch, reconnects=1
-        )
+        back, channel = await returned(world, runner, second)
         world.send(back, 0)
         await until(lambda: channel.receipts)
         assert await entries(world) == 6
@@ -99,9 +108,7 @@ async def test_a_store_that_refuses_what_a_returned_producer_awaits_sends_it_bac
         world.send(holder, 0)
         await gates.reached("append")
         runner.gone(holder, TransitionCause.CONNECTION_LOST)
-        back, channel = await world.granted(
-            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
-        )
+        back, channel = await returned(world, runner, holder)
         world.send(back, 0)
         runner.logs[WHOLE].give_up(runner.logs[WHOLE].undecided[0], is_definite=True)
         assert channel.drops
@@ -122,7 +129,7 @@ async def test_entries_of_a_shared_namesake_never_count_as_own_after_reconnects(
 
         runner = await world.load()  # another broker
         for number in range(3):
-            back, channel = await returned(world, runner, reconnects=number + 1)
+            back, channel = await returned(world, runner, former, reconnects=number + 1)
             world.send(back, number, published_at=2)
             await until(told_of_receipts(channel, 1))
             runner.gone(back, TransitionCause.CONNECTION_LOST)
@@ -139,7 +146,7 @@ async def test_a_shared_producers_resends_stay_known_however_often_it_returns() 
 
         runner = await world.load()  # another broker; the receipts never arrived
         for reconnects in (1, 2):
-            back, channel = await returned(world, runner, reconnects=reconnects)
+            back, channel = await returned(world, runner, producer, reconnects=reconnects)
             for number in range(3):
                 world.send(back, number)
             await until(told_of_receipts(channel, 3))
@@ -151,15 +158,9 @@ async def test_a_client_that_restarts_its_sequence_loses_nothing() -> None:
     """The C++ client starts at sequence id 0 again when it reconnects without a receipt."""
     async with serving() as world:
         runner = await world.load()
-        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
-        for number in range(3):
-            world.send(holder, number, published_at=1)
-        await until(lambda: not holder.pending)
-        runner.gone(holder, TransitionCause.CONNECTION_LOST)
+        holder = await cut_off(world, runner, 0, 1, 2)
 
-        back, channel = await world.granted(
-            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
-        )
+        back, channel = await returned(world, runner, holder)
         for number in range(3):
             world.send(back, number, published_at=1)  # resends
         for number in range(3):
@@ -169,9 +170,7 @@ async def test_a_client_that_restarts_its_sequence_loses_nothing() -> None:
         assert await entries(world) == 6
         runner.gone(back, TransitionCause.CONNECTION_LOST)
 
-        last, channel = await world.granted(
-            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=2
-        )
+        last, channel = await returned(world, runner, holder, reconnects=2)
         world.send(last, 2, published_at=2)  # a resend
         world.send(last, 3, published_at=3)
         await until(lambda: channel.receipts == 2)
@@ -181,14 +180,8 @@ async def test_a_client_that_restarts_its_sequence_loses_nothing() -> None:
 async def test_a_client_that_writes_its_metadata_again_is_known_by_number_and_content() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
-        for number in range(3):
-            world.send(holder, number, published_at=1)
-        await until(lambda: not holder.pending)
-        runner.gone(holder, TransitionCause.CONNECTION_LOST)
-        back, channel = await world.granted(
-            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
-        )
+        holder = await cut_off(world, runner, 0, 1, 2)
+        back, channel = await returned(world, runner, holder)
         for number in range(4):
             world.send(back, number, published_at=2)
         await until(told_of_receipts(channel, 4))
@@ -199,14 +192,8 @@ async def test_entries_of_one_number_and_other_contents_are_all_kept() -> None:
     """An application may choose the sequence ids of its messages freely."""
     async with serving() as world:
         runner = await world.load()
-        holder, channel = await world.granted(runner, AccessMode.EXCLUSIVE, "writer")
-        for number in (7, 8):
-            world.send(holder, number, published_at=1)
-        await until(lambda: not holder.pending)
-        runner.gone(holder, TransitionCause.CONNECTION_LOST)
-        back, channel = await world.granted(
-            runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
-        )
+        holder = await cut_off(world, runner, 7, 8)
+        back, channel = await returned(world, runner, holder)
         world.send(back, 2, published_at=1)
         await until(lambda: channel.receipts)
         assert await entries(world) == 3

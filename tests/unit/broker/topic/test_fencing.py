@@ -11,7 +11,7 @@ import pytest
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.store.api import Binding, Durability, Marker, Outcome
+from onewriter_broker.log.store.api import Binding, Marker, Outcome
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
@@ -20,6 +20,7 @@ from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.fencing import Fencing
 from onewriter_broker.topic.history.background import SAVES_MAX
+from onewriter_core.api.topic import Durability
 from onewriter_core.ids import EARLIEST, Identity, Position, TopicName
 from onewriter_core.topic.effects import NEW_EPOCH, Fence
 from onewriter_core.topic.model import WHOLE, Partition, Purpose, Tenure, TransitionCause

@@ -20,7 +20,7 @@ from tests.unit.broker.topic.test_fence_path_partitions import topics_of
 
 from onewriter_broker.http.onewriter import history
 from onewriter_broker.topic.history.audit import AuditTail
-from onewriter_broker.topic.history.presence import ending_of
+from onewriter_broker.topic.history.presence import FormerClock, absent_since, ending_of
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.topic.model import AccessMode, Ending, TransitionCause
 
@@ -201,4 +201,29 @@ def test_the_sign_of_life_after_a_change_of_broker(
     last_block_ms: int | None,
     expected: Ending | None,
 ) -> None:
-    assert ending_of(state, vacant_since, last_block_ms, 100.0, 10_000) == expected
+    clock = FormerClock(10_000)
+    assert ending_of(state, vacant_since, last_block_ms, 100.0, clock) == expected
+
+
+DAY_MS = 86_400_000
+
+
+@pytest.mark.parametrize("ahead_ms", [DAY_MS, -DAY_MS])
+@pytest.mark.parametrize("is_set_before_grant", [True, False])
+def test_a_former_broker_with_a_wrong_clock(ahead_ms: int, is_set_before_grant: bool) -> None:
+    """Its clock was set before the holder was granted the topic, or afterwards."""
+    clock = FormerClock(2 * DAY_MS, ahead_ms, 2 * DAY_MS - 2_000 + ahead_ms)
+    granted_ms = 2 * DAY_MS - 60_000 + (ahead_ms if is_set_before_grant else 0)
+    state = {"present": "1", "presentSince": str(granted_ms)}
+    last_block_ms = 2 * DAY_MS - 2_100 + ahead_ms
+    vacant_since = absent_since(state, 1_000.0, clock)
+    assert vacant_since == 998.0
+    found = ending_of(state, vacant_since, last_block_ms, 1_000.0, clock)
+    assert found == Ending(1_000.0, 997.9)
+
+
+@pytest.mark.parametrize("ahead_ms", [DAY_MS, -DAY_MS])
+def test_a_holder_that_left_before_its_brokers_clock_was_set(ahead_ms: int) -> None:
+    clock = FormerClock(2 * DAY_MS, ahead_ms)
+    state = {"present": "0", "absentSince": str(2 * DAY_MS - 5_000)}
+    assert absent_since(state, 1_000.0, clock) == 995.0

@@ -9,7 +9,7 @@ import pytest
 from tests.stamps import stamp_anew
 from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, Gates, World, serving, until
 
-from onewriter_broker.log.store.api import Binding, Block, Durability, Outcome
+from onewriter_broker.log.store.api import Binding, Block, Outcome
 from onewriter_broker.log.topic_log.losses import (
     LatestReports,
     Loss,
@@ -20,6 +20,7 @@ from onewriter_broker.log.topic_log.losses import (
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.log_format.field_names import SETTLED

@@ -32,11 +32,6 @@ BUCKET = bucket_of(TOPIC, BUCKETS)
 
 
 @pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
-@pytest.fixture
 def store(server: FakeServer) -> FakeLogStore:
     return FakeLogStore(server.resolve, buckets=BUCKETS)
 

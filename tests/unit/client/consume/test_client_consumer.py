@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from tests.clock import skip
-from tests.unit.client.fake_broker import FakeBroker, begin, client_of
+from tests.unit.client.fake_broker import begin
 from tests.unit.client.fake_topic import LEDGER, NOON_MS, FakeTopic
 
 from onewriter import (
@@ -32,17 +31,6 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Ack, Flow
 
 SHARED = ConsumerOptions(kind=SubscriptionType.SHARED, negative_acknowledgement_seconds=0.01)
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
-
-
-@pytest.fixture
-def topic(broker: FakeBroker) -> FakeTopic:
-    return FakeTopic(broker)
 
 
 async def take(consumer: Consumer, count: int) -> list[Message]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from tests.unit.client.fake_broker import FakeBroker, begin, client_of
+from tests.unit.client.fake_broker import begin
 from tests.unit.client.fake_topic import LEDGER, FakeTopic
 
 from onewriter import (
@@ -24,17 +22,6 @@ from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 FROM_THE_START = ConsumerOptions(start=EARLIEST)
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
-
-
-@pytest.fixture
-def topic(broker: FakeBroker) -> FakeTopic:
-    return FakeTopic(broker)
 
 
 async def rest(source: Reader | Consumer) -> list[bytes]:

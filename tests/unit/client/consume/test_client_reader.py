@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from tests.unit.client.fake_broker import FakeBroker, client_of
 from tests.unit.client.fake_topic import LEDGER, NOON_MS, FakeTopic
 
 from onewriter import (
@@ -20,17 +17,6 @@ from onewriter import (
     Unreadable,
 )
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
-
-
-@pytest.fixture
-def topic(broker: FakeBroker) -> FakeTopic:
-    return FakeTopic(broker)
 
 
 async def contents(reader: Reader, count: int) -> list[bytes]:

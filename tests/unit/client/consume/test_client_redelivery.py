@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin, client_of
@@ -25,17 +24,6 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 Redeliver = pb.CommandRedeliverUnacknowledgedMessages
 SHARED = ConsumerOptions(kind=SubscriptionType.SHARED)
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
-
-
-@pytest.fixture
-def topic(broker: FakeBroker) -> FakeTopic:
-    return FakeTopic(broker)
 
 
 async def contents(consumer: Consumer, count: int) -> list[bytes]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from tests.clock import skip
-from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin, client_of
+from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin
 
 from onewriter import (
     Client,
@@ -27,12 +26,6 @@ from onewriter_core.wire import replies
 from onewriter_core.wire.messages import parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
 
 
 def close_producer(broker: FakeBroker, producer_id: int = 1) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.client.fake_broker import FakeBroker, begin, client_of
+from tests.unit.client.fake_broker import FakeBroker, begin
 
 from onewriter import (
     Candidacy,
@@ -22,12 +21,6 @@ from onewriter import (
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
 
 
 def fence_whoever_returns(broker: FakeBroker) -> None:

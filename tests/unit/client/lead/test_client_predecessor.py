@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -35,17 +34,6 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
 
 SEEN = LeaderInfo(topic="orders", epoch=3, identity="before", metadata={"offset": 12})
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
-
-
-@pytest.fixture
-def topic(broker: FakeBroker) -> FakeTopic:
-    return FakeTopic(broker)
 
 
 def announce(topic: FakeTopic, info: LeaderInfo) -> None:

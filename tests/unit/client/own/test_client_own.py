@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -72,12 +71,6 @@ class Owning:
 @pytest.fixture
 def owning(broker: FakeBroker) -> Owning:
     return Owning(broker)
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
 
 
 async def test_a_cancelled_own_gives_back_what_is_granted_later(

@@ -84,6 +84,17 @@ class Receipts:
             self._broker.receipt(link, send)
 
 
+async def all_written(
+    broker: FakeBroker, client: Client, *, receipts: int
+) -> tuple[Producer, asyncio.Future[MessageId]]:
+    """A message all of whose five chunks are written, and the first ones have a receipt."""
+    producer = await client.create_producer("orders", CHUNKING)
+    Receipts(broker, receipts)
+    receipt = await producer.submit(LARGE)
+    await broker.eventually(lambda: len(entries(broker)) == 5)
+    return producer, receipt
+
+
 async def test_chunks_share_a_sequence_id_and_the_id_is_that_of_the_last_one(
     broker: FakeBroker, client: Client
 ) -> None:
@@ -196,10 +207,7 @@ async def test_a_connection_lost_in_the_middle_has_it_sent_again(
     broker: FakeBroker, client: Client
 ) -> None:
     """The chunks without a receipt, byte for byte."""
-    producer = await client.create_producer("orders", CHUNKING)
-    Receipts(broker, 2)
-    receipt = await producer.submit(LARGE)
-    await broker.eventually(lambda: len(entries(broker)) == 5)
+    producer, receipt = await all_written(broker, client, receipts=2)
     del broker.answers[Send]
     broker.links[-1].cut()
     await receipt
@@ -238,10 +246,7 @@ async def test_a_takeover_in_the_middle_is_definite_without_the_last_chunk(
 async def test_a_takeover_after_the_last_chunk_leaves_the_result_unknown(
     broker: FakeBroker, client: Client
 ) -> None:
-    producer = await client.create_producer("orders", CHUNKING)
-    Receipts(broker, 2)
-    receipt = await producer.submit(LARGE)
-    await broker.eventually(lambda: len(entries(broker)) == 5)
+    _, receipt = await all_written(broker, client, receipts=2)
     broker.answers[pb.CommandProducer] = broker.fence
     broker.links[-1].cut()
     with pytest.raises(OutcomeUnknown):
@@ -252,10 +257,7 @@ async def test_a_chunked_send_whose_producer_is_closed_in_the_middle_is_fenced(
     broker: FakeBroker, client: Client
 ) -> None:
     """Ours answers for all that a connection brought before it closes a producer of it."""
-    producer = await client.create_producer("orders", CHUNKING)
-    Receipts(broker, 2)
-    receipt = await producer.submit(LARGE)
-    await broker.eventually(lambda: len(entries(broker)) == 5)
+    _, receipt = await all_written(broker, client, receipts=2)
     broker.answers[pb.CommandProducer] = broker.fence
     broker.links[-1].write(replies.close_producer(broker.all(pb.CommandProducer)[0].producer_id))
     with pytest.raises(Fenced):
@@ -304,10 +306,7 @@ async def test_a_chunk_that_is_refused_ends_its_message(
 async def test_a_chunk_refused_after_the_last_one_leaves_the_result_unknown(
     broker: FakeBroker, client: Client
 ) -> None:
-    producer = await client.create_producer("orders", CHUNKING)
-    Receipts(broker, 0)
-    receipt = await producer.submit(LARGE)
-    await broker.eventually(lambda: len(entries(broker)) == 5)
+    _, receipt = await all_written(broker, client, receipts=0)
     producer_id = broker.all(pb.CommandProducer)[0].producer_id
     broker.links[-1].write(replies.send_error(producer_id, 0, ServerError.PERSISTENCE_ERROR, "no"))
     with pytest.raises(OutcomeUnknown):

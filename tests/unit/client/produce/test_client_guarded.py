@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -73,12 +72,6 @@ class Proofs:
 @pytest.fixture
 def proofs(broker: FakeBroker) -> Proofs:
     return Proofs(broker)
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
 
 
 async def leadership_of(client: Client) -> Leadership:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin, client_of
+from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin
 
 from onewriter import (
     AccessMode,
@@ -37,12 +36,6 @@ from onewriter_core.wire.values import Send
 
 HOUR = 3600.0
 BY_FLUSH = Batching(delay_seconds=HOUR)
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
 
 
 async def producer_of(client: Client, batching: Batching | None, **more: object) -> Producer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,13 +30,6 @@ from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
-
 
 # ---------------------------------------------------------------- getting the topic
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 from tests.unit.client.fake_broker import Clock, FakeBroker, begin, client_of
 from tests.unit.client.producing import EXCLUSIVE, WAIT, cut_in_flight
@@ -13,12 +11,6 @@ from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
 
 
 async def test_later_sends_of_a_fenced_producer_fail_immediately(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from tests.unit.client.fake_broker import FakeBroker, begin, client_of
@@ -13,12 +12,6 @@ from onewriter import AccessMode, Client, NotSent, OutcomeUnknown, ProducerOptio
 from onewriter_core.wire.messages import parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
-
-
-@pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
 
 
 async def test_pending_is_bounded_and_order_is_kept(broker: FakeBroker, client: Client) -> None:

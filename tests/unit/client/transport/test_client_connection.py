@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,21 @@ async def test_the_broker_that_a_lookup_names_gets_the_producer(broker: FakeBrok
         assert owner.all(pb.CommandProducer)[0].topic == "persistent://public/default/orders"
 
 
+def redirect(url: str) -> Callable[[FakeLink, pb.CommandLookup], None]:
+    """Answers a look-up as a Pulsar broker does whose look-ups another broker answers with authority."""
+    return lambda link, command: link.say(
+        pb.CommandLookupResponse(
+            request_id=command.request_id,
+            response=pb.CommandLookupResponse.REDIRECT,
+            broker_service_url=url,
+            authoritative=True,
+        )
+    )
+
+
 async def test_a_redirect_is_followed_with_its_authority(broker: FakeBroker) -> None:
     async with fake_broker() as other, client_of(broker) as client:
-        broker.answers[pb.CommandLookup] = lambda link, command: link.write(
-            replies.lookup_redirect(command.request_id, other.url, authoritative=True)
-        )
+        broker.answers[pb.CommandLookup] = redirect(other.url)
         await client.create_producer("orders", EXCLUSIVE)
         assert [each.authoritative for each in other.all(pb.CommandLookup)] == [True]
 
@@ -80,9 +91,7 @@ async def test_a_broker_behind_a_proxy_is_reached_through_it(broker: FakeBroker)
 
 async def test_redirects_in_a_circle_end(broker: FakeBroker) -> None:
     async with client_of(broker) as client:
-        broker.answers[pb.CommandLookup] = lambda link, command: link.write(
-            replies.lookup_redirect(command.request_id, broker.url)
-        )
+        broker.answers[pb.CommandLookup] = redirect(broker.url)
         await never_made(client, "10 redirects")
 
 

@@ -33,12 +33,6 @@ from onewriter_core.wire.values import Ack
 
 
 @pytest.fixture
-async def client(broker: FakeBroker) -> AsyncIterator[Client]:
-    async with client_of(broker) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def reported() -> AsyncIterator[list[BaseException]]:
     """What the loop's exception handler was told."""
     found: list[BaseException] = []

@@ -479,7 +479,7 @@ def test_topics_are_listed_by_page_and_their_logs_by_name(access: Any) -> None:
         Answer(200, {"partitions": 0}),
     ]
     with scripted_broker(answers(*pages)) as served, Broker(access(served.url)) as broker:
-        assert list(broker.topic_names("public/default")) == ["a", "b"]
+        assert list(broker.topic_names()) == ["a", "b"]
         assert broker.logs("orders") == [
             "persistent://public/default/orders-partition-0",
             "persistent://public/default/orders-partition-1",

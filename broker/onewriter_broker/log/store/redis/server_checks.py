@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 import hiredis
 
-from onewriter_broker.log.store.api import Durability
 from onewriter_broker.log.store.redis.connection import RedisConnection, Reply
 from onewriter_broker.log.store.redis.primary import (
     Endpoint,
@@ -26,6 +25,7 @@ from onewriter_broker.log.store.redis.primary import (
 )
 from onewriter_broker.log.store.redis.script_calls import Word
 from onewriter_broker.log.store.redis.topology import Topology
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Undecided
 
 VALKEY_VERSION_MIN = (8,)

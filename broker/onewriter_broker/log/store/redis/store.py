@@ -19,7 +19,6 @@ from onewriter_broker.log.store.api import (
     Append,
     Binding,
     BrokenKey,
-    Durability,
     EpochStatus,
     Fence,
     Observation,
@@ -52,6 +51,7 @@ from onewriter_broker.log.store.redis.primary import (
 from onewriter_broker.log.store.redis.script_calls import Word
 from onewriter_broker.log.store.redis.staged_parts import RedisStagedStore
 from onewriter_broker.ticks import Ticks
+from onewriter_core.api.topic import Durability
 from onewriter_core.cluster_views import Shard, slot_of
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName

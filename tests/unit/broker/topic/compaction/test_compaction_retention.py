@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.contents import stored_in
 from tests.unit.broker.topic.compaction.test_passes import compacting, kept, message
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, nobody, waiter
+from tests.unit.broker.verify.histories import TOPIC, TopicHistory, nobody
 
 from onewriter_broker.topic.retention import retention
 from onewriter_broker.topic.retention.retention import Retention
@@ -15,19 +15,6 @@ from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import Purpose
 from onewriter_testing.fake_store.server import FakeServer
-from onewriter_testing.fake_store.store import FakeLogStore
-
-
-@pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
-@pytest.fixture
-async def history(server: FakeServer) -> TopicHistory:
-    begun = await TopicHistory.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
-    await begun.fence(Purpose.GRANT, waiter("alice"))
-    return begun
 
 
 async def test_nothing_that_was_not_compacted_is_trimmed(

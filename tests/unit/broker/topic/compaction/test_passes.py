@@ -91,18 +91,6 @@ def metadata_of(**fields: object) -> pb.MessageMetadata:
     return metadata
 
 
-@pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
-@pytest.fixture
-async def history(server: FakeServer) -> TopicHistory:
-    begun = await TopicHistory.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
-    await begun.fence(Purpose.GRANT, waiter("alice"))
-    return begun
-
-
 async def compacting(history: TopicHistory, *, keys_max: int = 1_000) -> Compacted:
     return await compact(
         history.log, keys_max=keys_max, wall_ms=lambda: history.clock_ms, check=lambda: None

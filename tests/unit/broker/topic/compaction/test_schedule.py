@@ -11,7 +11,7 @@ import pytest
 from tests.contents import stored_in
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, waiter
 
-from onewriter_broker.log.store.api import Durability, Observation, ShardState
+from onewriter_broker.log.store.api import Observation, ShardState
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import COMPACT_BELOW, StoreWatch
 from onewriter_broker.topic.compaction.newest_messages import footprint
@@ -22,6 +22,7 @@ from onewriter_broker.topic.compaction.schedule import (
     Compactions,
     Progress,
 )
+from onewriter_core.api.topic import Durability
 from onewriter_core.ids import EARLIEST
 from onewriter_core.log_format.field_names import COMPACTING
 from onewriter_core.topic.model import Purpose

@@ -9,7 +9,6 @@ from tests.unit.broker.topic.fence_path_world import World, serving
 from tests.unit.broker.topic.publish.test_publish_epochs import held, setup_of
 
 from onewriter_broker.log.limits import APPS_PER_SUBJECT_MAX, LogLimits
-from onewriter_broker.log.store.api import Durability
 from onewriter_broker.log.topic_log.atomic_publish import BoundElsewhere
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.limits import TopicLimits
@@ -20,6 +19,7 @@ from onewriter_broker.topic.publish.layouts import (
     Layouts,
     Overtaken,
 )
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Refused, Unavailable, Undecided
 from onewriter_core.log_format.field_names import OWNER_PREFIX
 from onewriter_core.topic.model import WHOLE

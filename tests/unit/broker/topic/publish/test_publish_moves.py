@@ -11,10 +11,11 @@ from tests.unit.broker.topic.publish.publish_world import Calls, contents
 from tests.unit.broker.topic.publish.test_publish_epochs import APP, DUPLICATE, held, setup_of
 from tests.unit.broker.topic.publish.test_staging import body, frame
 
-from onewriter_broker.log.store.api import Binding, Durability
+from onewriter_broker.log.store.api import Binding
 from onewriter_broker.log.topic_log.atomic_publish import PUBLISHES_WAITING_MAX
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.requests import PublishResult
+from onewriter_core.api.topic import Durability
 from onewriter_core.errors import Refused, Unavailable, Undecided
 from onewriter_core.log_format.field_names import TERMINATED, VERSION_PREFIX
 from onewriter_core.topic.model import WHOLE

@@ -39,17 +39,29 @@ class Maker:
         self, installation: Installation, held: tuple[int, ...], limits: dict[Quota, int]
     ) -> None:
         self.quotas = QuotaBook(limits)
+        self._installation = installation
         self._bindings = {bucket: installation.bindings[bucket] for bucket in held}
         store = FakeLogStore(installation.world.server.resolve)
         self.catalogs = Catalogs(store, BUCKETS)
+        self.asked = 0
+        """How often it was asked whether the broker holds a bucket."""
         self.creations = Creations(
-            self.quotas, self.catalogs, self._bindings.get, lambda: installation.now
+            self.quotas, self.catalogs, self._binding, lambda: installation.now
         )
         self._names = (
             name
             for number in range(100_000)
             if bucket_of(name := TopicName.parse(f"t-{number}"), BUCKETS) in held
         )
+
+    def _binding(self, bucket: int) -> Binding | None:
+        self.asked += 1
+        return self._bindings.get(bucket)
+
+    def hold(self, *buckets: int) -> None:
+        """Acquire further buckets."""
+        self._bindings |= {bucket: self._installation.bindings[bucket] for bucket in buckets}
+        self.catalogs.holdings_changed()
 
     async def make(self, creator: str = GREEDY, name: TopicName | None = None) -> TopicName:
         name = name or next(self._names)
@@ -172,3 +184,53 @@ async def test_a_catalog_entry_names_the_creator_of_its_logs() -> None:
     former = CatalogEntry(log_numbers=(WHOLE,)).encode()
     assert "madeBy" not in former, "brokers of earlier releases read it as before"
     assert dict(CatalogEntry.decode(former).made_by) == {}
+
+
+async def test_the_sums_of_all_buckets_follow_each_change_of_a_catalog(
+    installation: Installation,
+) -> None:
+    broker = installation.broker(0, 1, 2, 3)
+
+    def sums() -> tuple[int, int, int]:
+        catalogs = broker.catalogs
+        of_creators = catalogs.made_by(GREEDY), catalogs.made_by(CALM)
+        assert of_creators == tuple(catalogs.usage()[1][name] for name in (GREEDY, CALM))
+        return catalogs.logs_in("public/default"), *of_creators
+
+    first = await broker.make()
+    await broker.make(CALM)
+    assert sums() == (2, 1, 1)
+    await broker.make()
+    assert sums() == (3, 2, 1)
+    await broker.delete(first)
+    assert sums() == (2, 1, 1)
+    bucket = bucket_of(first, BUCKETS)
+    broker.catalogs.forget(bucket)
+    await broker.creations.learn("public/default", GREEDY)
+    assert sums() == (2, 1, 1), "the forgotten catalog was read again"
+
+
+async def test_buckets_that_come_to_this_broker_count_at_the_next_creation(
+    installation: Installation,
+) -> None:
+    other = installation.broker(2, 3)
+    for _ in range(3):
+        await other.make()
+    broker = installation.broker(0, 1, topics_per_subject=1_000)
+    await broker.make()
+    assert broker.catalogs.made_by(GREEDY) == 1
+    broker.hold(2, 3)
+    await broker.make()
+    assert broker.catalogs.made_by(GREEDY) == 5
+
+
+async def test_thousands_of_creations_ask_once_which_buckets_are_held(
+    installation: Installation,
+) -> None:
+    broker = installation.broker(0, 1, 2, 3)
+    for _ in range(3):
+        await broker.make()
+    asked = broker.asked
+    for _ in range(10):
+        await broker.make()
+    assert broker.asked == asked

@@ -75,6 +75,27 @@ class Takeover:
             reconnects=1,
         )[1]
 
+    async def resumes(self) -> None:
+        """The holder asks for the topic, and gets it under its epoch."""
+        holder = await self.resume()
+        await until(lambda: holder.ready or holder.refusals)
+        assert holder.ready == [self.epoch]
+
+    async def loaded(self) -> FakeChannel:
+        """The topic is loaded without delay for a waiter. Returns the waiter's connection."""
+        self.gates.open("read_state")
+        return await self.wait()
+
+    @asynccontextmanager
+    async def slow_load(self) -> AsyncIterator[None]:
+        """The broker loads another topic of the bucket until the block ends."""
+        gates = Gates(self.world.store, "read_state")
+        loading = self.world.tasks.create_task(self.topics.serve(name_beside(ORDERS)))
+        await gates.reached("read_state")
+        yield
+        gates.open("read_state")
+        await loading
+
 
 @asynccontextmanager
 async def taken_over() -> AsyncIterator[Takeover]:
@@ -116,39 +137,25 @@ async def test_a_holder_that_asks_after_a_long_load_has_a_whole_window() -> None
         takeover.gates.open("read_state")
         waiter = await waiting
         await asyncio.sleep(0.9 * WINDOW)
-        holder = await takeover.resume()
-        await until(lambda: holder.ready or holder.refusals)
-        assert holder.ready == [takeover.epoch]
+        await takeover.resumes()
         assert not waiter.ready
 
 
 async def test_a_holder_whose_request_waits_behind_another_load_keeps_its_epoch() -> None:
     async with taken_over() as takeover:
-        takeover.gates.open("read_state")
-        waiter = await takeover.wait()
-        slow = Gates(takeover.world.store, "read_state")
-        other = takeover.world.tasks.create_task(takeover.topics.serve(name_beside(ORDERS)))
-        await slow.reached("read_state")
-        await asyncio.sleep(2 * WINDOW)
-        slow.open("read_state")
-        await other
+        waiter = await takeover.loaded()
+        async with takeover.slow_load():
+            await asyncio.sleep(2 * WINDOW)
         await asyncio.sleep(0.9 * WINDOW)
-        holder = await takeover.resume()
-        await until(lambda: holder.ready or holder.refusals)
-        assert holder.ready == [takeover.epoch]
+        await takeover.resumes()
         assert not waiter.ready
 
 
 async def test_a_waiter_is_promoted_one_window_after_the_last_late_load() -> None:
     async with taken_over() as takeover:
-        takeover.gates.open("read_state")
-        waiter = await takeover.wait()
-        slow = Gates(takeover.world.store, "read_state")
-        other = takeover.world.tasks.create_task(takeover.topics.serve(name_beside(ORDERS)))
-        await slow.reached("read_state")
-        await asyncio.sleep(2 * WINDOW)
-        slow.open("read_state")
-        await other
+        waiter = await takeover.loaded()
+        async with takeover.slow_load():
+            await asyncio.sleep(2 * WINDOW)
         await asyncio.sleep(0.9 * WINDOW)
         assert not waiter.ready
         await asyncio.sleep(0.2 * WINDOW)
@@ -157,39 +164,30 @@ async def test_a_waiter_is_promoted_one_window_after_the_last_late_load() -> Non
 
 async def test_a_load_that_never_ends_does_not_keep_a_topic_without_a_holder() -> None:
     async with taken_over() as takeover:
-        takeover.gates.open("read_state")
-        waiter = await takeover.wait()
-        stuck = Gates(takeover.world.store, "read_state")
-        other = takeover.world.tasks.create_task(takeover.topics.serve(name_beside(ORDERS)))
-        await stuck.reached("read_state")
-        await asyncio.sleep(LATE_SECONDS_MAX)
-        assert not waiter.ready
-        await asyncio.sleep(1.1 * WINDOW)
-        await until(lambda: waiter.ready)
-        stuck.open("read_state")
-        await other
+        waiter = await takeover.loaded()
+        async with takeover.slow_load():
+            await asyncio.sleep(LATE_SECONDS_MAX)
+            assert not waiter.ready
+            await asyncio.sleep(1.1 * WINDOW)
+            await until(lambda: waiter.ready)
 
 
 async def test_a_load_that_failed_gives_the_holder_time_for_another_attempt() -> None:
     async with taken_over() as takeover:
-        takeover.gates.open("read_state")
-        waiter = await takeover.wait()
+        waiter = await takeover.loaded()
         await asyncio.sleep(0.9 * WINDOW)
         takeover.world.owner.unavailable = 1
         with pytest.raises(Unavailable):
             await takeover.topics.serve(name_beside(ORDERS))
         await asyncio.sleep(0.9 * WINDOW)
-        holder = await takeover.resume()
-        await until(lambda: holder.ready or holder.refusals)
-        assert holder.ready == [takeover.epoch]
+        await takeover.resumes()
         assert not waiter.ready
 
 
 async def test_topic_that_cannot_be_loaded_before_a_repair_extends_no_window() -> None:
     """Its clients try again every few seconds. Waiters of other topics must not wait because of that."""
     async with taken_over() as takeover:
-        takeover.gates.open("read_state")
-        waiter = await takeover.wait()
+        waiter = await takeover.loaded()
         beside = name_beside(ORDERS)
         takeover.world.server.put_foreign_key(
             takeover.world.server.primary, Keys(BUCKETS).log(beside)
@@ -203,8 +201,7 @@ async def test_topic_that_cannot_be_loaded_before_a_repair_extends_no_window() -
 
 async def test_quick_loads_extend_no_window() -> None:
     async with taken_over() as takeover:
-        takeover.gates.open("read_state")
-        waiter = await takeover.wait()
+        waiter = await takeover.loaded()
         await asyncio.sleep(0.9 * WINDOW)
         await takeover.topics.serve(name_beside(ORDERS))
         await asyncio.sleep(0.2 * WINDOW)
@@ -218,9 +215,7 @@ async def test_a_topic_that_is_loaded_at_the_end_of_the_window_has_a_whole_windo
         waiter = await takeover.wait()
         await asyncio.sleep(0.9 * WINDOW)
         assert not waiter.ready
-        holder = await takeover.resume()
-        await until(lambda: holder.ready or holder.refusals)
-        assert holder.ready == [takeover.epoch]
+        await takeover.resumes()
 
 
 class SlowOwner(Owner):

@@ -90,11 +90,6 @@ def test_the_current_ledger_stays_whatever_its_size() -> None:
 # -- the sweep ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
 async def written(server: FakeServer, *, ledgers: int = 3, blocks: int = 4) -> TopicHistory:
     """Ledgers of blocks of two entries, each rolled into the next. The last one is current."""
     store = FakeLogStore(server.resolve, buckets=BUCKETS)

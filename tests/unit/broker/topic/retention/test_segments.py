@@ -49,16 +49,6 @@ class BusyStore(FakeLogStore):
         return found
 
 
-@pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
-@pytest.fixture
-async def history(server: FakeServer) -> TopicHistory:
-    return await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
-
-
 def stored(server: FakeServer) -> MutableSequence[StoredBlock]:
     return stored_in(server.primary).logs[TOPIC].blocks
 

@@ -28,16 +28,6 @@ POST = WitnessPost(
 )
 
 
-@pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
-@pytest.fixture
-async def history(server: FakeServer) -> TopicHistory:
-    return await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
-
-
 async def test_witness_of_another_dataset_does_not_count(
     server: FakeServer, history: TopicHistory
 ) -> None:

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, a_long_history
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.store.api import Binding, Outcome
@@ -21,7 +21,6 @@ from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_testing.fake_store.server import FakeServer
-from onewriter_testing.fake_store.store import FakeLogStore
 
 MARKER = Limit(Position(10, 0), "ledger")
 SLOW = Limit(Position(6, 3), "subscription", "slow")
@@ -58,16 +57,6 @@ class Readers:
 
 def readers(**standing: Position) -> Subscriptions:
     return cast("Subscriptions", Readers(standing, {"a-reader": Position(5, 1)}))
-
-
-@pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
-@pytest.fixture
-async def history(server: FakeServer) -> TopicHistory:
-    return await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
 
 
 def stored(server: FakeServer) -> list[str]:

@@ -15,7 +15,7 @@ from tests.unit.broker.topic.retention.test_trimming import (
     readers,
     stored,
 )
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, a_long_history, nobody
+from tests.unit.broker.verify.histories import TOPIC, TopicHistory, nobody
 
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.dispatch.subscriptions import Subscriptions
@@ -34,16 +34,6 @@ MISSED = Position(6, 2)
 """A position in the middle of a ledger that the cuts below drop."""
 
 CUT = Position(8, 0)
-
-
-@pytest.fixture
-def server() -> FakeServer:
-    return FakeServer()
-
-
-@pytest.fixture
-async def history(server: FakeServer) -> TopicHistory:
-    return await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
 
 
 def hook(history: TopicHistory, hooked: Hook | None) -> None:
