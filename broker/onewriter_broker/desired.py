@@ -230,7 +230,7 @@ def _keep(file: Path, body: bytes) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise Unavailable(f"the desired state cannot be kept: {error}") from error
+        raise Unavailable(f"the desired state cannot be stored: {error}") from error
 
 
 def _counts(state: DesiredState) -> dict[str, int]:

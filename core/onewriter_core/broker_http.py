@@ -74,7 +74,7 @@ class Broker:
             url = self._route(urljoin(url, location))
             if urlsplit(url).scheme not in {"http", "https"}:
                 break
-        raise Unavailable(f"{self.url} sends from one broker to the next; try again")
+        raise Unavailable(f"the brokers redirected the request from {self.url} too often; retry")
 
     def _open(self, request: urllib.request.Request, url: str) -> tuple[int, str, str]:
         try:
@@ -94,7 +94,9 @@ class Broker:
                 f"no broker answers at {_origin(url)} ({error.reason}); --http-url names another one"
             ) from error
         except (OSError, ValueError) as error:
-            raise Undecided(f"{_origin(url)} broke off: {error}") from error
+            raise Undecided(
+                f"the connection to {_origin(url)} ended during the request: {error}"
+            ) from error
 
     def _opener(self, url: str) -> urllib.request.OpenerDirector:
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]

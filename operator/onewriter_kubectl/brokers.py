@@ -80,7 +80,7 @@ class Brokers:
         except Refused as refused:
             if refused.code is ServerError.AUTHENTICATION_ERROR and self._no_token:
                 raise Refused(
-                    refused.code, f"{refused.message}; no token could be had: {self._no_token}"
+                    refused.code, f"{refused.message}; no token was obtained: {self._no_token}"
                 ) from refused
             raise
 

@@ -95,7 +95,7 @@ def status_command(
     """Show TOPIC: holder, queue, conditions, claims, history, Events; without TOPIC a table."""
     if not topic:
         if live:
-            raise ConfigurationError("--live is about one topic: name it")
+            raise ConfigurationError("--live needs the name of one topic")
         _list(caller, output, everywhere=everywhere)
         return
     _one_namespace(everywhere=everywhere)
@@ -384,7 +384,7 @@ def _name(topic: str) -> str:
 
 def _one_namespace(*, everywhere: bool) -> None:
     if everywhere:
-        raise ConfigurationError("--all-namespaces and a topic's name do not go together")
+        raise ConfigurationError("--all-namespaces cannot be combined with the name of a topic")
 
 
 def _pulsar_name(topic: TopicObject) -> str:

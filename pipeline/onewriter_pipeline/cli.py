@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 import click
 
-from onewriter_core.errors import OnewriterError
+from onewriter_core.errors import OnewriterError, install_command
 from onewriter_pipeline.errors import Contradicted
 from onewriter_pipeline.jobs.options import EXIT_ERROR, EXIT_OK, EXIT_VIOLATION, Violation
 
@@ -45,7 +45,13 @@ class Verbs(click.Group):
         del ctx
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"onewriter_pipeline.jobs.{cmd_name}").command
+        try:
+            command = importlib.import_module(f"onewriter_pipeline.jobs.{cmd_name}").command
+        except ModuleNotFoundError as error:
+            raise click.ClickException(
+                f"{cmd_name} needs more than is installed (no module {error.name}): "
+                f"run {install_command('spark')}"
+            ) from error
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -55,7 +55,7 @@ def _stage(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
         version = int(text) if text.isdecimal() else None
     if not app or version is None:
         raise Invalid(
-            "this Spark does not tell its tasks which query and batch they are of"
+            "this version of Spark does not pass the query and the batch to its tasks"
             f" ({_QUERY_ID}, {_BATCH_ID}): write with foreachBatch, txnAppId and txnVersion"
         )
     task = context.partitionId(), context.taskAttemptId()

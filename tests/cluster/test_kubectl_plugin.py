@@ -309,7 +309,7 @@ def test_the_option_live_shows_the_report_of_the_broker(stage: Stage, play: Play
 def test_a_caller_without_the_right_to_a_token_gets_the_reason(stage: Stage, play: Play) -> None:
     no = stage("history", play.name, *play.not_its_broker, user="viewer")
     assert no.code == EXIT_REFUSED
-    assert "no token could be had" in no.err
+    assert "no token was obtained" in no.err
     assert no.err.count("\n") == 1
 
 

@@ -142,7 +142,11 @@ def test_two_operators_that_both_believe_to_lead_agree(world: World, tmp_path: P
 
 @contextlib.contextmanager
 def faulty(
-    api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
+    api_server: ControlPlane,
+    namespace: str,
+    broker: ThreadedBroker,
+    tmp_path: Path,
+    options: Json | None = None,
 ) -> Iterator[tuple[World, FaultyApi]]:
     with FaultyApi(api_server, tmp_path) as proxy:
         operator = OperatorProcess(
@@ -151,7 +155,7 @@ def faulty(
             namespace,
             {"broker-0": broker.url},
             kubeconfig=proxy.kubeconfig,
-            options=SHORT,
+            options=options,
         )
         with running(operator):
             yield World(api_server, namespace, broker, operator), proxy
@@ -219,7 +223,7 @@ def test_a_watch_that_is_cut_misses_nothing(
 def test_a_server_that_is_away_ends_leadership_and_comes_back_to_everything(
     api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
 ) -> None:
-    with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
+    with faulty(api_server, namespace, broker, tmp_path, SHORT) as (world, proxy):
         world.topic()
         world.until("Ready", "True/Ready")
         bodies = len(world.broker.fake.bodies)

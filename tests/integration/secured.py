@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import secrets
 import threading
@@ -59,7 +60,7 @@ class Secured:
     https_port: int
     _secret: str
     _folder: Path
-    _renewing: list[threading.Event] = field(default_factory=list)
+    _files: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def url(self) -> str:
@@ -77,8 +78,12 @@ class Secured:
 
     @contextlib.contextmanager
     def renewed(self, subject: str) -> Iterator[Path]:
-        """A file with a short-lived token that is rewritten regularly, as in Kubernetes."""
-        path, over = self._folder / f"{subject}.token", threading.Event()
+        """A file with a short-lived token that is rewritten regularly, as in Kubernetes.
+
+        Each call has a file of its own: several may run at a time for one subject.
+        """
+        name = f"{subject}-{next(self._files)}.token"
+        path, over = self._folder / name, threading.Event()
 
         def write() -> None:
             unfinished = path.with_suffix(".unfinished")

@@ -241,7 +241,7 @@ class KubernetesAnchor:
                 _fail(change, error)
         finally:  # cancelled: the result is unknown
             for change in self._sent:
-                _fail(change, Unavailable("the change of the anchor was broken off"))
+                _fail(change, Unavailable("the change of the anchor was cancelled"))
             self._sent = []
 
     async def _write(self) -> None:

@@ -127,7 +127,9 @@ class Guards:
             # a resource that has only a floor will get no number
             is_there = requested.group is None or guard_status.current > 0
             if is_there and 0 < guard_status.highest < guard.number:
-                raise Unavailable(f"{requested.name} is not known here under {guard.number} yet")
+                raise Unavailable(
+                    f"{requested.name} has not reached {guard.number} at this broker yet; retry"
+                )
         _judge(requested, guard_status)
         if guard.kind is GuardKind.FLOOR:
             await reserve_floor(target, guard, subject)

@@ -186,7 +186,7 @@ class Acquirer:
             if await self._stamp(binding, birthmark) is not Outcome.DONE:
                 problem = "the store changed during the takeover"
                 continue
-            # A single process gets another identity with each restart, which is no fault.
+            # A single process gets another identity with each restart. That is usual.
             is_usual = not isinstance(verdict, Adopt) or (
                 self._single_node and verdict.grants_known
             )

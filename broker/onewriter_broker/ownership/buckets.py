@@ -277,7 +277,7 @@ class BucketOwnership:
     def _require(self, bucket: int) -> HeldBucket:
         held = self._held.get(bucket)
         if held is None or held.is_closing:
-            raise Unavailable(f"bucket {bucket} is not served here")
+            raise Unavailable(f"bucket {bucket} is not served by this broker; retry")
         return held
 
     # Acquisition and loss.
@@ -289,7 +289,9 @@ class BucketOwnership:
         """
         view = self._live_view()
         if view is None:
-            raise Unavailable("the store is away, so it is unknown who is alive")
+            raise Unavailable(
+                "the store does not answer, so this broker does not know which brokers are alive"
+            )
         if bucket in self._held:
             return self._held[bucket].holding
         acquisition = await self._acquirer.acquire(

@@ -377,7 +377,7 @@ class ResourceBucket:
     def _require(self) -> Holding:
         holding = self._dependencies.ownership.holding(self.bucket)
         if holding is None or self._is_closed:
-            raise Unavailable(f"bucket {self.bucket} is not served here")
+            raise Unavailable(f"bucket {self.bucket} is not served by this broker; retry")
         return holding
 
     async def _bind(self) -> None:

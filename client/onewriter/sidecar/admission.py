@@ -57,7 +57,7 @@ class Admission:
             raise too_large(self._body_bytes_max) from error
         except TimeoutError as error:
             raise Failure(
-                408, "too-slow", f"the body did not come in {READ_SECONDS:g} s"
+                408, "too-slow", f"the request body did not arrive within {READ_SECONDS:g} s"
             ) from error
         if len(body) > self._body_bytes_max:
             raise too_large(self._body_bytes_max)

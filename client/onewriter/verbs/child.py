@@ -65,7 +65,7 @@ def supervising(what: str) -> Callable[[Command], Command]:
 class End(enum.Enum):
     """The reasons for the end of a command."""
 
-    ITSELF = "it ended"
+    ITSELF = "the command ended"
     LOST = "it was lost"
     UNCONFIRMED = "no broker confirmed it"
     STOPPED = "onewriter received a signal"

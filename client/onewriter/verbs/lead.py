@@ -149,5 +149,8 @@ class _Leading:
         if self._is_json:
             line({"event": event, "topic": self._topic, **facts}, to_errors=True)
         else:
-            text = ", ".join(f"{name} {value}" for name, value in facts.items())
+            text = ", ".join(
+                str(value) if name == "reason" else f"{name} {value}"
+                for name, value in facts.items()
+            )
             click.echo(f"onewriter: {event}: {text}", err=True)

@@ -29,7 +29,7 @@ def compress(codec: int, content: Bytes) -> bytes:
         case pb.MessageMetadata.SNAPPY:
             return bytes(cramjam.snappy.compress_raw(content))
         case _:
-            raise ValueError(f"there is no compression {codec}")
+            raise ValueError(f"unknown compression {codec}")
 
 
 def decompress(codec: int, content: Bytes, size: int) -> bytes:
@@ -51,9 +51,9 @@ def decompress(codec: int, content: Bytes, size: int) -> bytes:
             case pb.MessageMetadata.SNAPPY:
                 written = cramjam.snappy.decompress_raw_into(content, space)
             case _:
-                raise ProtocolError(f"there is no compression {codec}")
+                raise ProtocolError(f"unknown compression {codec}")
     except (cramjam.DecompressionError, OSError, ValueError) as error:
         raise ProtocolError(f"a content cannot be uncompressed: {error}") from None
     if written != size:
-        raise ProtocolError(f"a content of {written} bytes says that it has {size}")
+        raise ProtocolError(f"a content has {written} bytes, but its metadata says {size}")
     return bytes(space)

@@ -115,7 +115,7 @@ class Access:
             if urlsplit(each).scheme not in {"http", "https"} or not urlsplit(each).netloc:
                 raise Invalid(f"{each!r} is not an http:// or https:// address of a broker")
         if not found:
-            raise Invalid("no address of a broker is given")
+            raise Invalid("no address of a broker: set --admin-url, or the option admin.url")
         return found
 
     def headers(self) -> dict[str, str]:

@@ -181,7 +181,9 @@ def _milliseconds(batch: pa.RecordBatch) -> Any:
         raise Invalid(f"the column {EVENT_TIME} is a timestamp or milliseconds, not {kind}")
     least = pc.min(column).as_py()
     if least is not None and least < 0:
-        raise Invalid(f"the column {EVENT_TIME} has a time before 1970, which Pulsar has not")
+        raise Invalid(
+            f"the column {EVENT_TIME} has a time before 1970, which Pulsar does not support"
+        )
     return column
 
 

@@ -194,7 +194,7 @@ def check_kept(broker: Broker, held: Segments, start: Position, what: str = "") 
                 pass
         except Trimmed as error:
             raise Trimmed(
-                f"{held.log} was trimmed: it begins at {shown(held.first)}, behind {what or shown(start)}"
+                f"{held.log} was trimmed: it begins at {shown(held.first)}, after {what or shown(start)}"
                 " (failOnDataLoss=false begins there)",
                 error.first,
                 error.trimmed,

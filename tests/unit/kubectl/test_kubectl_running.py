@@ -306,7 +306,7 @@ def test_a_caller_without_a_token_gets_the_reason(
 ) -> None:
     fake.fails("create token", FORBIDDEN)
     brokers = Brokers(Kubectl(), lambda: RELEASE, url=f"http://127.0.0.1:{page[0]}")
-    with pytest.raises(Refused, match=r"who are you.*no token could be had: services is forbidden"):
+    with pytest.raises(Refused, match=r"who are you.*no token was obtained: services is forbidden"):
         brokers.get("/x")
 
 

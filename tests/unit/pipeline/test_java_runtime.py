@@ -117,5 +117,5 @@ def test_error_without_java_names_both_ways_to_install_one(
         fake_java(tmp_path, says)
     with pytest.raises(EngineFailed, match=found) as caught:
         java_runtime.use_java({"PATH": str(tmp_path)})
-    assert "onewriter[spark,java]" in str(caught.value)
+    assert "pip install '.[spark,java]'" in str(caught.value)
     assert "default-jre-headless" in str(caught.value)

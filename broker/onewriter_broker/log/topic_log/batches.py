@@ -164,9 +164,9 @@ def _check_bounds(metadata: pb.MessageMetadata, entry: Bytes) -> None:
     if metadata.encryption_keys:
         raise ProtocolError("a batch is encrypted")
     if metadata.num_messages_in_batch > BATCH_MESSAGES_MAX:
-        raise ProtocolError("a batch holds more messages than anybody sends")
+        raise ProtocolError("a batch has more messages than any client sends")
     if max(metadata.uncompressed_size, len(entry_payload(entry))) > CONTENT_BYTES_MAX:
-        raise ProtocolError("a batch is larger than anybody sends")
+        raise ProtocolError("a batch is larger than any client sends")
 
 
 def _is_empty(metadata: pb.MessageMetadata, entry: Bytes) -> bool:

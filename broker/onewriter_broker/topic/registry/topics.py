@@ -451,7 +451,7 @@ class Topics:
     def _holding(self, bucket: int) -> Holding:
         holding = self.ownership.holding(bucket)
         if holding is None:
-            raise Unavailable(f"bucket {bucket} is not served here")
+            raise Unavailable(f"bucket {bucket} is not served by this broker; retry")
         return holding
 
     def _new_log(

@@ -205,7 +205,7 @@ def check(schema: Schema, *, is_parsed: bool = True) -> None:
     """Raise InvalidSchema for a schema that cannot be stored. Without ``is_parsed``, check only its size."""
     if schema.kind in NOT_OFFERED:
         raise InvalidSchema(
-            f"schemas of type {schema.type_name} are not kept here: use AVRO or JSON, or send bytes"
+            f"schemas of type {schema.type_name} are not supported: use AVRO or JSON, or send bytes"
         )
     size = len(schema.data) + sum(len(k) + len(v) for k, v in schema.properties.items())
     if size > BYTES_MAX:

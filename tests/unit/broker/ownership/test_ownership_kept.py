@@ -301,7 +301,7 @@ async def test_a_draining_bucket_gives_out_no_ledgers(world: World) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(broker.give_back(0))
         await asyncio.sleep(0.5)
-        with pytest.raises(Unavailable, match="not served here"):
+        with pytest.raises(Unavailable, match="not served by this broker"):
             await broker.reserve_ledger(0)
 
 

@@ -97,7 +97,7 @@ async def test_rest_of_a_ledger_block_ends_with_the_ownership(world: World) -> N
 
 
 async def test_a_bucket_that_is_not_held_has_no_ledgers(world: World) -> None:
-    with pytest.raises(Unavailable, match="not served here"):
+    with pytest.raises(Unavailable, match="not served by this broker"):
         await world.broker().reserve_ledger(0)
 
 

@@ -81,7 +81,7 @@ async def test_a_live_broker_s_bucket_is_not_taken(world: World) -> None:
 
 async def test_while_the_store_is_away_nothing_is_taken(world: World) -> None:
     world.view = None
-    with pytest.raises(Unavailable, match="store is away"):
+    with pytest.raises(Unavailable, match="the store does not answer"):
         await world.broker().acquire(0)
 
 
