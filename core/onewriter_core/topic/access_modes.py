@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from onewriter_core.errors import ServerError
-from onewriter_core.replacing import replace
 from onewriter_core.topic.answers import (
     grant_shared,
     not_ready,

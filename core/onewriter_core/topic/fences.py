@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
-from onewriter_core.replacing import replace
 from onewriter_core.topic.answers import grant_shared, grants, not_ready
 from onewriter_core.topic.effects import NEW_EPOCH, Answer, Close, Effect, Fence, Record, Step
 from onewriter_core.topic.events import FenceRefused, FenceStored

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from onewriter_core.replacing import replace
+from dataclasses import replace
+
 from onewriter_core.topic.access_modes import contend
 from onewriter_core.topic.answers import not_ready
 from onewriter_core.topic.effects import Grant, Queue, Reject, Step

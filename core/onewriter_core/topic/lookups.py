@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
-from onewriter_core.replacing import replace
 from onewriter_core.topic.model import (
     Absence,
     AccessMode,

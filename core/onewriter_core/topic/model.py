@@ -8,12 +8,11 @@ It gets all of them or none.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
-from onewriter_core.replacing import replace
 
 WHOLE = -1
 """The partition number of a topic that has no partitions."""

@@ -6,8 +6,9 @@ after a rejection get the same rejection, each once. They do not wait for a part
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onewriter_core.errors import ServerError
-from onewriter_core.replacing import replace
 from onewriter_core.topic.effects import Reject, Step
 from onewriter_core.topic.model import (
     REFUSED_GROUPS_MAX,

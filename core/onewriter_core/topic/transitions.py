@@ -6,10 +6,10 @@ the result of a fence are in fences.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from onewriter_core.errors import ServerError
-from onewriter_core.replacing import replace
 from onewriter_core.topic.access_modes import contend, defer, share_requested
 from onewriter_core.topic.answers import not_ready, reject_old_epoch, reject_replaced
 from onewriter_core.topic.effects import Answer, Close, Effect, Grant, Probe, Reject, Step, Suspect
