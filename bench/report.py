@@ -8,9 +8,10 @@ bench-scale``.
 from __future__ import annotations
 
 import re
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 OUTPUT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -28,6 +29,22 @@ OTHERS_SHARE_MAX = 0.05
 high from what ended a minute ago, and disturbs nobody any more."""
 
 _MISSING = "-"
+
+
+@dataclass(slots=True)
+class Samples:
+    """What was measured: the repetitions of each figure on each side."""
+
+    values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+
+    def add(self, figure: str, side: str, value: float) -> None:
+        """One more repetition."""
+        self.values.setdefault((figure, side), []).append(value)
+
+    def median(self, figure: str, side: str) -> float | None:
+        """None if it was not measured."""
+        found = self.values.get((figure, side))
+        return statistics.median(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)

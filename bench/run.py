@@ -14,7 +14,7 @@ import contextlib
 import statistics
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from bench.idle_topics import TOPICS_DEFAULT, measure_idle_topics
 from bench.machine import LabUnavailable, OtherWork, describe_machine, process_usage
 from bench.onewriter_lab import Onewriter
 from bench.pulsar_lab import PULSAR_VERSION, PulsarStandalone
-from bench.report import OUTPUT, Page, Ratio, Value, command_line, put_first_half
+from bench.report import OUTPUT, Page, Ratio, Samples, Value, command_line, put_first_half
 from bench.restart import measure_restart
 
 PARTS = ("publish", "read", "takeover", "memory", "topics")
@@ -47,20 +47,6 @@ class Side:
     service_url: str
     admin_url: str
     pids: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class Samples:
-    """What was measured: one list of repetitions for each figure and side."""
-
-    values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-
-    def add(self, figure: str, side: str, value: float) -> None:
-        self.values.setdefault((figure, side), []).append(value)
-
-    def median(self, figure: str, side: str) -> float | None:
-        found = self.values.get((figure, side))
-        return statistics.median(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)

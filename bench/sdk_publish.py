@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from bench import scenarios
-from bench.report import Goal, Ratio, Report, number, table
+from bench.report import Goal, Ratio, Report, Samples, number, table
 from bench.scenarios import MESSAGE_BYTES, Latencies, Rate, new_topic
 
 from onewriter import Batching, Client, MessageId, ProducerOptions
@@ -83,22 +81,6 @@ UNBATCHED, BATCHED, ONE = "unbatched", "batched", "one at a time, p50"
 UNBATCHED_CPU, BATCHED_CPU = "unbatched, client's CPU", "batched, client's CPU"
 
 WARM_UP_MESSAGES = 5_000
-
-
-@dataclass(slots=True)
-class Samples:
-    """Repetitions of each figure on each side."""
-
-    values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-
-    def add(self, figure: str, side: str, value: float) -> None:
-        """One more repetition."""
-        self.values.setdefault((figure, side), []).append(value)
-
-    def median(self, figure: str, side: str) -> float | None:
-        """None where it was not measured."""
-        found = self.values.get((figure, side))
-        return statistics.median(found) if found else None
 
 
 _PIPELINES: Mapping[str, Callable[..., Rate]] = {

@@ -167,7 +167,7 @@ class LocalBrokers:
                     answers = self._look_up(number, topics.values())
                     if answers:
                         is_ready = NOT_OWNED not in answers
-                    else:  # it requires credentials, so only the log since its start tells
+                    else:  # it requires credentials, so the log since its start is the only sign
                         is_ready = len(self.events(HELD)) > self._held_before
                     if is_ready:
                         break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from typing import TypedDict, Unpack
 
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, RawConsumer, full
@@ -29,6 +30,15 @@ class DeniedByBroker(Exception):
         self.code = ServerError(result.error)
         self.current = result.current_generation
         super().__init__(f"{self.code.name}: {result.message}")
+
+
+class OwnOptions(TypedDict, total=False):
+    """The options of ``ask_own``."""
+
+    group: str | None
+    identity: str
+    nonce: str
+    only_returns: bool
 
 
 def ask_own(
@@ -56,45 +66,18 @@ def ask_own(
 
 
 def own_all(
-    client: RawClient,
-    resources: Sequence[tuple[str, int]],
-    *,
-    group: str | None = "group",
-    identity: str = "",
-    nonce: str = "",
-    only_returns: bool = False,
+    client: RawClient, resources: Sequence[tuple[str, int]], **options: Unpack[OwnOptions]
 ) -> list[Result]:
     """Return the results of a request, in order. Raises RefusedByBroker if it is refused as a whole."""
-    request_id = ask_own(
-        client,
-        resources,
-        group=group,
-        identity=identity,
-        nonce=nonce,
-        only_returns=only_returns,
-    )
+    request_id = ask_own(client, resources, **options)
     return list(client.answer(pb.CommandOwnResponse, request_id).results)
 
 
 def own(
-    client: RawClient,
-    resource: str,
-    generation: int = 1,
-    *,
-    group: str | None = "group",
-    identity: str = "",
-    nonce: str = "",
-    only_returns: bool = False,
+    client: RawClient, resource: str, generation: int = 1, **options: Unpack[OwnOptions]
 ) -> int:
     """Own a resource and return its generation. Raises DeniedByBroker if it is denied."""
-    (result,) = own_all(
-        client,
-        [(resource, generation)],
-        group=group,
-        identity=identity,
-        nonce=nonce,
-        only_returns=only_returns,
-    )
+    (result,) = own_all(client, [(resource, generation)], **options)
     if result.HasField("error"):
         raise DeniedByBroker(result)
     assert not result.broker_service_url, f"ask {result.broker_service_url}"
@@ -123,22 +106,14 @@ def own_anywhere(
     generation: int = 1,
     *,
     asked: int = 0,
-    nonce: str = "",
-    identity: str = "",
-    only_returns: bool = False,
+    **options: Unpack[OwnOptions],
 ) -> tuple[RawClient, int]:
     """Own at the broker that serves the resource; retry while no broker does."""
     deadline, number = time.monotonic() + FOLLOW_SECONDS, asked
     while True:
         try:
             client = raw(brokers.address(number))
-            (result,) = own_all(
-                client,
-                [(resource, generation)],
-                nonce=nonce,
-                identity=identity,
-                only_returns=only_returns,
-            )
+            (result,) = own_all(client, [(resource, generation)], **options)
         except (OSError, TimeoutError):
             number = asked
         else:

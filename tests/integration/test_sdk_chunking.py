@@ -29,7 +29,6 @@ from onewriter import (
     OutcomeUnknown,
     Producer,
     ProducerOptions,
-    Refused,
     Unreadable,
 )
 from onewriter_core.wire.encoding import encode_send_header
@@ -130,16 +129,6 @@ async def test_stock_clients_read_chunks_of_the_sdk(
             again.receive(500)
 
     await asyncio.to_thread(read)
-
-
-async def test_without_the_option_it_is_refused_and_the_rest_continues(
-    broker: LocalBrokers, topic: str
-) -> None:
-    async with Client(broker.service_url) as client:
-        producer = await client.create_producer(topic)
-        with pytest.raises(Refused, match="chunks"):
-            await producer.send(bytes(LARGE_BYTES))
-        await producer.send(b"small")
 
 
 async def test_a_stream_through_a_network_that_cuts(proxied: LocalBrokers, topic: str) -> None:

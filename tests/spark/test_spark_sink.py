@@ -143,30 +143,42 @@ def test_nothing_is_written_under_an_epoch_that_is_over(
     assert stored(spark, broker, topic) == list(range(10))
 
 
+def copy(
+    spark: SparkSession,
+    broker: LocalBrokers,
+    source: str,
+    target: str,
+    checkpoint: Path,
+    **options: str,
+) -> None:
+    """A query that publishes what is new in one topic to another one, and ends."""
+    writer = (
+        spark.readStream.format("onewriter")
+        .option("admin.url", broker.http_url)
+        .option("topic", source)
+        .option("startingOffsets", "earliest")
+        .load()
+        .selectExpr("value", "__key")
+        .writeStream.format("onewriter")
+        .option("admin.url", broker.http_url)
+        .option("topic", target)
+        .options(**options)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+    )
+    through(writer.start)
+
+
 def test_second_driver_on_a_checkpoint_fences_the_first(
     spark: SparkSession, broker: LocalBrokers, topic: str, tmp_path: Path
 ) -> None:
     """The next batch of a superseded query fails, its error names the leader, and none of its rows is published."""
     source, target = f"{topic}-source", f"{topic}-target"
-    checkpoint, fencing = str(tmp_path / "checkpoint"), "exclusive-with-fencing"
+    fencing = "exclusive-with-fencing"
     write(rows(spark, 10, 1), broker, source, 1)
 
     def run() -> None:
-        writer = (
-            spark.readStream.format("onewriter")
-            .option("admin.url", broker.http_url)
-            .option("topic", source)
-            .option("startingOffsets", "earliest")
-            .load()
-            .selectExpr("value", "__key")
-            .writeStream.format("onewriter")
-            .option("admin.url", broker.http_url)
-            .option("topic", target)
-            .option("accessMode", fencing)
-            .option("checkpointLocation", checkpoint)
-            .trigger(availableNow=True)
-        )
-        through(writer.start)
+        copy(spark, broker, source, target, tmp_path / "checkpoint", accessMode=fencing)
 
     run()
     write(rows(spark, 5, 1), broker, source, 2)
@@ -199,20 +211,7 @@ def test_stream_continues_after_a_restart(
     source, target = f"{topic}-source", f"{topic}-target"
 
     def run() -> None:
-        writer = (
-            spark.readStream.format("onewriter")
-            .option("admin.url", broker.http_url)
-            .option("topic", source)
-            .option("startingOffsets", "earliest")
-            .load()
-            .selectExpr("value", "__key")
-            .writeStream.format("onewriter")
-            .option("admin.url", broker.http_url)
-            .option("topic", target)
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-        )
-        through(writer.start)
+        copy(spark, broker, source, target, tmp_path / "checkpoint")
 
     write(rows(spark, 100, 1), broker, source, 1)
     run()
@@ -235,22 +234,8 @@ def test_new_stream_under_an_old_name_fails(
     source = f"{topic}-source"
     write(rows(spark, 10, 1), broker, source, 1)
     write(rows(spark, 5, 1), broker, topic, 5)
-    writer = (
-        spark.readStream.format("onewriter")
-        .option("admin.url", broker.http_url)
-        .option("topic", source)
-        .option("startingOffsets", "earliest")
-        .load()
-        .selectExpr("value")
-        .writeStream.format("onewriter")
-        .option("admin.url", broker.http_url)
-        .option("topic", topic)
-        .option("txnAppId", "job")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-    )
     with pytest.raises(PySparkException, match="has version 5 of it already"):
-        through(writer.start)
+        copy(spark, broker, source, topic, tmp_path / "checkpoint", txnAppId="job")
     assert stored(spark, broker, topic) == list(range(5))
 
 

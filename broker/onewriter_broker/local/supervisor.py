@@ -48,7 +48,10 @@ STUCK_SECONDS = 10.0
 is."""
 
 FIRST_BEAT_SECONDS = 60.0
-"""A child that has never written is frozen after this time."""
+"""A child that has never written, and that uses no processor time for this time, is frozen."""
+
+FIRST_BEAT_SECONDS_MAX = 600.0
+"""The same limit for a child that uses processor time: on a busy machine it takes minutes to load its program."""
 
 POLL_SECONDS = 0.1
 """Polling interval of the children."""
@@ -157,7 +160,8 @@ class Watch:
         if used is not None and used != self._used:
             self._used, self._idle_seconds = used, 0.0
         if not self._has_beaten:
-            return self._silent_seconds >= FIRST_BEAT_SECONDS
+            is_idle = self._idle_seconds >= FIRST_BEAT_SECONDS
+            return is_idle or self._silent_seconds >= FIRST_BEAT_SECONDS_MAX
         is_idle = self._idle_seconds >= self._frozen_seconds
         return self._silent_seconds >= (self._frozen_seconds if is_idle else self._stuck_seconds)
 

@@ -546,7 +546,8 @@ def _may_return(partition: Partition) -> bool:
     """
     match partition.ownership:
         case Vacant(tenure, absence):
-            return tenure is not None and absence.cause is not TransitionCause.CLOSED
+            has_closed = absence.cause is TransitionCause.CLOSED and not absence.is_recalled
+            return tenure is not None and not has_closed
         case Held() | Reserved() | Shared():
             return True
         case _:

@@ -186,12 +186,14 @@ class Absence:
     """How the last writer of a partition left, for the record of the next transition.
 
     ``since``: since when there is no writer; None: there never was one, or it is unknown. ``ending``: the end of the last
-    writer's right; None: likewise.
+    writer's right; None: likewise. ``is_recalled``: another broker recorded the cause. The writer may have returned to
+    it since, and have left no record of that.
     """
 
     cause: TransitionCause = TransitionCause.NONE
     since: float | None = None
     ending: Ending | None = None
+    is_recalled: bool = False
 
     def seconds(self, now: float) -> float | None:
         """How long there has been no writer. None: unknown, or there never was one."""

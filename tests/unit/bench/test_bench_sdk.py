@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench import operator_page, report, sdk_handover, sdk_publish, sdk_run
+from bench.report import Samples
 
 CONDITIONS = report.Conditions("2 cores", "python -m bench.sdk_run", 0.02, 3.14)
 FIRST = "# Benchmarks\n\n## Goals\n\nall of them\n"
@@ -41,7 +42,7 @@ def test_a_part_is_replaced_and_the_others_stay_in_their_order() -> None:
 
 
 def test_the_sdk_is_judged_against_the_stock_client() -> None:
-    samples = sdk_publish.Samples()
+    samples = Samples()
     for figure, ours, other in (
         (sdk_publish.UNBATCHED, 30_000.0, 20_000.0),
         (sdk_publish.BATCHED, 50_000.0, 100_000.0),

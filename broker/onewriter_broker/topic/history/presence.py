@@ -18,6 +18,7 @@ from onewriter_broker.ownership.member_observer import CLOCK_MS_MAX
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.background import Guarded, save_presence
 from onewriter_broker.topic.history.tenures import (
+    ABSENT_CAUSE,
     ABSENT_SINCE,
     HEARD_AT,
     PRESENT,
@@ -51,10 +52,12 @@ def note(
         if topic_log.is_writable and (not is_recorded or is_outdated):
             absence = partition.absence or Absence()
             heard_at = None if absence.ending is None else absence.ending.heard_at
+            since = "" if is_present else _wall_ms(absence.since, dependencies)
             fields = {
                 PRESENT: present,
                 PRESENT_SINCE: str(dependencies.wall_ms()) if is_present else "",
-                ABSENT_SINCE: "" if is_present else _wall_ms(absence.since, dependencies),
+                ABSENT_SINCE: since,
+                ABSENT_CAUSE: f"{since} {absence.cause.value}" if since else "",
                 HEARD_AT: "" if is_present else _wall_ms(heard_at, dependencies),
             }
             topic_log.note_state(fields)

@@ -36,6 +36,11 @@ ABSENT_SINCE: Final = "absentSince"
 the time is unknown."""
 
 
+ABSENT_CAUSE: Final = "absentCause"
+"""State field: the value of ``absentSince``, a space, and why the holder is disconnected since then (a
+TransitionCause). If the value is another one, the cause is unknown."""
+
+
 PRESENT_SINCE: Final = "presentSince"
 """State field: since when the holder is connected, at the last record, in milliseconds of the wall clock."""
 
@@ -219,11 +224,12 @@ def partition_of(
         Identity(subject, pod_uid) for subject, pod_uid in json.loads(state.get("deposed", "[]"))
     )
     tenure = tenure_of(state) if may_resume else None
+    left = None if tenure is None else _left_by(state)
     if tenure is not None:
-        cause = TransitionCause.MOVED
+        cause = left or TransitionCause.MOVED
     else:
         cause = TransitionCause.GRANT_LOST if state.get("holder") else TransitionCause.NONE
-    absence = Absence(cause, vacant_since)
+    absence = Absence(cause, vacant_since, is_recalled=left is not None)
     ownership: Vacant | Reserved = Vacant(tenure, absence)
     if tenure is not None and reserved_until is not None and state.get(PRESENT) == "1":
         ownership = Reserved(tenure, reserved_until, absence)
@@ -234,6 +240,17 @@ def partition_of(
         deposed=deposed,
         serve_seconds=int(state.get(SERVES, "0")) / 1000,
     )
+
+
+def _left_by(state: Mapping[str, str]) -> TransitionCause | None:
+    """Why the holder had left before this broker served the log. None: it had not, or it is unknown."""
+    since, _, cause = state.get(ABSENT_CAUSE, "").partition(" ")
+    if state.get(PRESENT) != "0" or not since or since != state.get(ABSENT_SINCE):
+        return None
+    try:
+        return TransitionCause(cause)
+    except ValueError:
+        return None
 
 
 def tenure_of(state: Mapping[str, str]) -> Tenure | None:

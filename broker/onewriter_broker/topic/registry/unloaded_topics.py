@@ -28,13 +28,13 @@ UNLOADED_MAX: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """One log. ``ledger``: its newest one. ``cause``: how its last writer left. ``ends``: the last acknowledged entry of
-    each ledger. ``size``: bytes in the store, which count for ``share``.
+    """One log. ``ledger``: its newest one. ``cause``: how its last writer left; None: as its state says. ``ends``: the last
+    acknowledged entry of each ledger. ``size``: bytes in the store, which count for ``share``.
     """
 
     number: int
     ledger: int
-    cause: TransitionCause
+    cause: TransitionCause | None
     ends: tuple[Position, ...]
     size: int
     share: ShareOf
@@ -106,7 +106,9 @@ class UnloadedTopics:
         is_same = known is not None and topic_log.state.get("ledger") == str(known.ledger)
         if known is None or not is_same or not isinstance(ownership, Vacant):
             return stored
-        absence = replace(ownership.absence, cause=known.cause)
+        if known.cause is None:
+            return stored
+        absence = replace(ownership.absence, cause=known.cause, is_recalled=False)
         return replace(stored, ownership=replace(ownership, absence=absence))
 
     def _known(self, base: TopicName, number: int, holding: Holding) -> _Log | None:
@@ -152,6 +154,6 @@ class UnloadedTopics:
 
 def _remembered(partition: Partition, topic_log: TopicLog, share: ShareOf) -> _Log:
     absence = partition.absence
-    cause = TransitionCause.NONE if absence is None else absence.cause
+    cause = None if absence is None or absence.is_recalled else absence.cause
     ends, size = tuple(topic_log.kept_ends), topic_log.size
     return _Log(partition.number, partition.ledger, cause, ends, size, share)

@@ -19,6 +19,7 @@ from onewriter_broker.local.datadir import DirectoryLock
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.local.supervisor import (
     FIRST_BEAT_SECONDS,
+    FIRST_BEAT_SECONDS_MAX,
     FROZEN_SECONDS,
     HELD_UP_SECONDS,
     POLL_SECONDS,
@@ -451,6 +452,12 @@ def test_a_child_has_longer_for_its_first_beat() -> None:
     watch = Watch(0.0)
     assert not is_frozen_within(watch, 0.0, FIRST_BEAT_SECONDS - 1)
     assert is_frozen_within(watch, FIRST_BEAT_SECONDS - 1, 2)
+
+
+def test_a_child_that_loads_its_program_on_a_busy_machine_is_not_frozen() -> None:
+    watch = Watch(0.0)
+    assert not busy(watch, 0.0, FIRST_BEAT_SECONDS_MAX - 1)
+    assert busy(watch, FIRST_BEAT_SECONDS_MAX - 1, 2)
 
 
 def test_after_a_pause_of_the_observer_silence_counts_from_zero() -> None:

@@ -361,6 +361,28 @@ async def test_what_was_acknowledged_is_compared_with_the_next_dataset(is_lost: 
         assert broker.topics.unloaded.sizes.total() == 0
 
 
+@pytest.mark.parametrize("cause", [TransitionCause.CLOSED, TransitionCause.CONNECTION_LOST])
+async def test_the_next_broker_knows_how_the_last_writer_left_and_records_the_next_grant(
+    cause: TransitionCause,
+) -> None:
+    async with running() as broker:
+        first, channel = await broker.granted("first")
+        await broker.write(first, channel, 3)
+        topic = broker.topics.loaded[KEY]
+        topic.runner.gone(first, cause)
+        await broker.pass_time()
+        assert not broker.is_loaded
+        next_broker = Broker(broker.world)  # in another process
+        topic = await next_broker.serve()
+        topic.runner.logs[WHOLE].set_size(100)  # as Sizes measures it
+        await next_broker.pass_time()
+        assert not next_broker.is_loaded
+        second, _ = await next_broker.granted("second")
+        assert next_broker.records[-1].cause is cause
+        # The next broker did not see whether the writer has returned since, so the anchor records the grant.
+        assert broker.world.owner.recorded == [second.epoch]
+
+
 async def test_the_store_counts_if_the_log_was_fenced_meanwhile() -> None:
     async with running() as broker:
         first, _ = await broker.granted("first")

@@ -6,7 +6,12 @@ import json
 
 import pytest
 
-from onewriter_broker.topic.history.tenures import partition_of
+from onewriter_broker.topic.history.tenures import (
+    ABSENT_CAUSE,
+    ABSENT_SINCE,
+    PRESENT,
+    partition_of,
+)
 from onewriter_core.topic.model import TransitionCause, Vacant
 
 HOLDER = {"epoch": 7, "producer": "alice", "subject": "s", "podUID": ""}
@@ -29,3 +34,29 @@ def test_a_writer_that_may_not_return_is_not_taken_for_none(
     assert isinstance(partition.ownership, Vacant)
     assert partition.ownership.absence.cause is cause
     assert (partition.ownership.tenure is not None) == (cause is TransitionCause.MOVED)
+
+
+LEFT = {PRESENT: "0", ABSENT_SINCE: "5", ABSENT_CAUSE: "5 Released"}
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        (LEFT, TransitionCause.CLOSED),
+        (LEFT | {ABSENT_CAUSE: "5 Silent"}, TransitionCause.SILENT),
+        (LEFT | {PRESENT: "1"}, TransitionCause.MOVED),  # it returned, or the record is outdated
+        (LEFT | {ABSENT_SINCE: "6"}, TransitionCause.MOVED),  # recorded by an earlier version
+        (LEFT | {ABSENT_SINCE: ""}, TransitionCause.MOVED),
+        (LEFT | {ABSENT_SINCE: "", ABSENT_CAUSE: " Released"}, TransitionCause.MOVED),
+        (LEFT | {ABSENT_CAUSE: "5 foreign"}, TransitionCause.MOVED),
+        ({}, TransitionCause.MOVED),
+    ],
+)
+def test_a_writer_that_had_left_did_not_lose_its_broker(
+    state: dict[str, str], cause: TransitionCause
+) -> None:
+    partition = partition_of(0, HELD | state, may_resume=True, reserved_until=None)
+    assert isinstance(partition.ownership, Vacant)
+    assert partition.ownership.tenure is not None
+    absence = partition.ownership.absence
+    assert (absence.cause, absence.is_recalled) == (cause, cause is not TransitionCause.MOVED)
