@@ -27,7 +27,7 @@ from onewriter_broker.local.embedded import (
     EmbeddedStore,
     half_of_memory,
 )
-from onewriter_broker.local.ports import refuse_ports_in_use
+from onewriter_broker.local.ports import await_free_ports
 from onewriter_broker.local.supervisor import ChildSpec, Supervisor, broker_child
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
@@ -253,7 +253,7 @@ async def _run(
         settings.data_dir,
         children,
         server=embedded,
-        before_start=lambda: refuse_ports_in_use(each),
+        before_start=lambda: await_free_ports(each),
         frozen_seconds=settings.frozen_after_seconds,
         stuck_seconds=settings.stuck_after_seconds,
     )

@@ -6,16 +6,48 @@ mistaken for this broker.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError
 
+PATIENCE_SECONDS: Final = 3.0
+"""How long a port may be in use: brokers whose supervisor was killed need some time to end."""
 
-def refuse_ports_in_use(brokers: Iterable[Settings]) -> None:
-    """Raise ConfigurationError if a broker cannot listen on one of its ports. The error names the option to change."""
+POLL_SECONDS: Final = 0.1
+
+
+class PortInUseError(ConfigurationError):
+    """Another program listens on a port."""
+
+
+async def await_free_ports(
+    brokers: Sequence[Settings], patience_seconds: float = PATIENCE_SECONDS
+) -> None:
+    """Return as soon as all brokers can listen on their ports.
+
+    Raises ConfigurationError if that is impossible, or if another program still uses a port after
+    ``patience_seconds``. The error names the option to change.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_seconds
+    while True:
+        try:
+            refuse_ports_in_use(brokers)
+        except PortInUseError:
+            if loop.time() >= deadline:
+                raise
+            await asyncio.sleep(POLL_SECONDS)
+        else:
+            return
+
+
+def refuse_ports_in_use(brokers: Sequence[Settings]) -> None:
+    """Raise ConfigurationError if a broker cannot listen on one of its ports now."""
     for broker in brokers:
         for host, port, option in _ports(broker):
             _refuse_port_in_use(host, port, option)
@@ -49,7 +81,10 @@ def _refuse_port_in_use(host: str, port: int, option: str) -> None:
             try:
                 listener.bind(address)
             except OSError as error:
-                what = f"cannot listen on {host}:{port}: {error.strerror}"
                 if error.errno == errno.EADDRINUSE:
-                    what = f"port {port} of {host} is in use by another program: stop it, or set another port"
+                    what = f"port {port} of {host} is in use by another program"
+                    raise PortInUseError(
+                        f"{what}: stop it, or set another port ({option})"
+                    ) from error
+                what = f"cannot listen on {host}:{port}: {error.strerror}"
                 raise ConfigurationError(f"{what} ({option})") from error

@@ -20,7 +20,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,6 +202,10 @@ class ChildFailed(ConfigurationError):
         self.code = code
 
 
+async def _nothing() -> None:
+    pass
+
+
 class Supervisor:
     """Runs ``children`` and, if given, the embedded ``server`` on ``data_directory``.
 
@@ -217,7 +221,7 @@ class Supervisor:
         children: Callable[[], Sequence[ChildSpec]],
         *,
         server: EmbeddedStore | None = None,
-        before_start: Callable[[], None] = lambda: None,
+        before_start: Callable[[], Awaitable[None]] = _nothing,
         frozen_seconds: float = FROZEN_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
         delays: RestartDelays = RestartDelays(),
@@ -263,7 +267,7 @@ class Supervisor:
         """
         self._lock.acquire()
         try:
-            self._before_start()
+            await self._before_start()
             return await self._run_locked()
         finally:
             self._lock.release()

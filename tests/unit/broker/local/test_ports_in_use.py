@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from onewriter_broker.local.ports import refuse_ports_in_use
+from onewriter_broker.local.ports import PortInUseError, await_free_ports, refuse_ports_in_use
 from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError
 from onewriter_testing.ports import free_ports
@@ -66,3 +67,20 @@ def test_a_foreign_address_and_an_unknown_host_are_refused() -> None:
         refuse_ports_in_use([broker(host="192.0.2.1")])
     with pytest.raises(ConfigurationError, match=r"cannot listen on 'not a host': .*--host"):
         refuse_ports_in_use([broker(host="not a host")])
+
+
+async def test_a_port_that_becomes_free_is_waited_for() -> None:
+    """As after a restart: a broker of the killed supervisor has not ended yet."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        brokers = [broker(port=other.getsockname()[1])]
+        with pytest.raises(PortInUseError):
+            await await_free_ports(brokers, patience_seconds=0.0)
+        asyncio.get_running_loop().call_later(0.05, other.close)
+        await await_free_ports(brokers, patience_seconds=60.0)
+
+
+async def test_an_address_that_no_patience_makes_free_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="Cannot assign"):
+        await await_free_ports([broker(host="192.0.2.1")], patience_seconds=3600.0)
