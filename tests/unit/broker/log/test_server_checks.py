@@ -11,9 +11,14 @@ import pytest
 from onewriter_broker.log.store.redis import server_checks
 from onewriter_broker.log.store.redis.connection import RedisConnection
 from onewriter_broker.log.store.redis.primary import Endpoint
-from onewriter_broker.log.store.redis.server_checks import Declared, ServerFacts, judge
+from onewriter_broker.log.store.redis.server_checks import (
+    Declared,
+    ServerFacts,
+    gathered,
+    judge,
+)
 from onewriter_core.api.topic import Durability
-from onewriter_core.errors import Undecided
+from onewriter_core.errors import ConfigurationError, Undecided
 from onewriter_core.store_rights import broker_acl_rules
 
 REPLID = "a" * 40
@@ -184,3 +189,17 @@ async def test_a_server_that_changes_its_identity_meanwhile_is_looked_at_again()
     connection = cast("RedisConnection", ChangingServer())
     with pytest.raises(Undecided, match="has just changed its identity"):
         await server_checks._read_facts(connection, Endpoint(host="store", port=6379))
+
+
+def test_a_primary_that_a_failover_deposed_is_asked_again() -> None:
+    """The map of the cluster named it, and its replica took over before it was asked."""
+    deposed = dataclasses.replace(GOOD, is_primary=False)
+    found = gathered(["a:1", "b:1", "c:1"], [GOOD, deposed, Undecided("c:1 is silent")])
+    assert found.primaries == 3
+    assert found.answered == {"a:1": GOOD}
+    assert found.failures == {"b:1": "b:1 has become a replica", "c:1": "c:1 is silent"}
+
+
+def test_an_error_that_asking_again_does_not_cure_is_raised() -> None:
+    with pytest.raises(ConfigurationError, match="wrong password"):
+        gathered(["a:1"], [ConfigurationError("wrong password")])

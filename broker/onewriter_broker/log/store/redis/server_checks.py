@@ -8,7 +8,7 @@ again (scripts/guard.lua), every connect the role (primary.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import hiredis
@@ -240,16 +240,29 @@ async def check_cluster(settings: RedisSettings) -> ClusterFacts:
     found = await asyncio.gather(
         *(check_at(endpoint, settings) for endpoint in endpoints), return_exceptions=True
     )
+    return gathered([str(endpoint) for endpoint in endpoints], found)
+
+
+def gathered(
+    primaries: Sequence[str], found: Sequence[ServerFacts | BaseException]
+) -> ClusterFacts:
+    """The facts about a cluster from the result of each check. Raises an error other than Undecided.
+
+    A primary that has become a replica counts as one without an answer: its cluster is failing over.
+    """
     answered: dict[str, ServerFacts] = {}
     failures: dict[str, str] = {}
-    for endpoint, facts in zip(endpoints, found, strict=True):
+    for name, facts in zip(primaries, found, strict=True):
         if isinstance(facts, ServerFacts):
-            answered[str(endpoint)] = facts
+            if facts.is_primary:
+                answered[name] = facts
+            else:
+                failures[name] = f"{name} has become a replica"
         elif isinstance(facts, Undecided):
-            failures[str(endpoint)] = str(facts)
+            failures[name] = str(facts)
         else:
             raise facts
-    return ClusterFacts(len(shards), answered, failures)
+    return ClusterFacts(len(primaries), answered, failures)
 
 
 def judge_cluster(
