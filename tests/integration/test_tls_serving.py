@@ -228,7 +228,9 @@ def test_inconsistent_files_change_nothing_and_are_reported(
 
 
 def test_wrong_files_are_refused_at_the_start(tmp_path: Path, site: Site) -> None:
-    settings = site.settings | {"tls_key_file": str(tmp_path / "none"), "tls_port": free_ports(1)}
+    port = free_ports(2)
+    ports = {"tls_port": port, "https_port": port + 1}
+    settings = site.settings | ports | {"tls_key_file": str(tmp_path / "none")}
     brokers = LocalBrokers(tmp_path / "brokers", settings=settings)
     try:
         brokers.start(wait=False)
