@@ -113,6 +113,12 @@ class Operator:
             reach = await load_configuration(settings.kubeconfig)
             async with Kube(reach) as kube, asyncio.TaskGroup() as group:
                 await self._sidecars.start(kube)
+                log.info(
+                    "operator.started",
+                    name=settings.name,
+                    version=metadata.version(DISTRIBUTION),
+                    webhook_certificate_not_after=self._sidecars.certificate_not_after,
+                )
                 group.create_task(self._sidecars.run())
                 lease = Key(
                     LEASE.kind, configuration.namespace, f"{configuration.release}-operator"

@@ -87,6 +87,7 @@ def test_two_operators_lead_one_after_the_other(two: tuple[World, OperatorProces
     world.topic()
     world.until("Ready", "True/Ready")
     assert not second.leads
+    wait_until(lambda: "operator.started" in second.log())  # so a waiting one has a log, too
     assert world.operator.stop() == 0
     wait_until(lambda: second.leads)
     world.writes(epoch=5)
