@@ -168,7 +168,7 @@ class OtherWork:
     @staticmethod
     def _now() -> tuple[float, float, float]:
         line = Path("/proc/stat").read_text().partition("\n")[0]
-        # user, nice and system are somebody's; interrupts nobody's; the eighth was stolen from all.
+        # Time of processes: user, nice, system, and the eighth field, which other virtual machines took. Interrupts do not count.
         ticks = [int(field) for field in line.split()[1:]]
         busy = (sum(ticks[:3]) + ticks[7]) / _CLOCK_TICKS_PER_SECOND
         return time.monotonic(), busy, process_usage([os.getpid()]).cpu_seconds

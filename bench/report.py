@@ -25,8 +25,8 @@ HEADINGS = (SDK_HEADING, PIPELINE_HEADING, OPERATOR_HEADING, SECURED_HEADING, SC
 """They begin the second and the following divisions."""
 
 OTHERS_SHARE_MAX = 0.05
-"""Of the processors, that others may use before the page warns of it. Not the load average: that is still
-high from what ended a minute ago, and disturbs nobody any more."""
+"""The share of the processors that other processes may use before the page warns. The load average would not do: it stays
+high for a minute after such processes have ended."""
 
 _MISSING = "-"
 

@@ -79,7 +79,7 @@ class Rate:
 
 
 def new_topic(label: str) -> str:
-    """A topic name nobody used before, in the namespace both brokers have."""
+    """A topic name that was never used before, in the namespace both brokers have."""
     return f"persistent://{NAMESPACE}/bench-{label}-{uuid.uuid4().hex[:8]}"
 
 

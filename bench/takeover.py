@@ -44,7 +44,7 @@ class Fault(enum.Enum):
     CRASH = "crash"
     """SIGKILL: the kernel closes its sockets."""
     SILENT = "silent"
-    """SIGSTOP: its sockets stay open and nobody answers."""
+    """SIGSTOP: its sockets stay open, and it does not answer."""
     PLANNED = "planned"
     """It closes its producer."""
 

@@ -317,7 +317,9 @@ def test_without_the_api_server_writing_and_taking_over_continue(lab: Lab) -> No
     intruder = refusal(
         lambda: lab.connect(tokens[3]).producer(TOPIC, EXCLUSIVE, name="w1", epoch=epoch)
     )
-    assert intruder.code is ServerError.PRODUCER_FENCED, "another pod is nobody's return"
+    assert intruder.code is ServerError.PRODUCER_FENCED, (
+        "another pod is not the writer that returns"
+    )
     back = again.producer(TOPIC, EXCLUSIVE, name="w1", epoch=epoch, reconnects=1)
     assert back.epoch == epoch
     back.publish(b"resumed")
@@ -332,7 +334,7 @@ def test_without_the_api_server_writing_and_taking_over_continue(lab: Lab) -> No
         return False
 
     eventually(waits, WAIT_SECONDS)
-    back.publish(b"and nobody noticed")
+    back.publish(b"written without an interruption")
 
 
 def test_a_broker_that_starts_without_the_api_server_waits_and_reports_why(lab: Lab) -> None:

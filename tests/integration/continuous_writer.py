@@ -1,7 +1,7 @@
 """A producer that publishes without pause through all faults, and the conditions that must hold afterwards.
 
 Every value is unique. An acknowledged value is remembered with its position. After a reconnect, other values
-are sent again with the same sequence id, as stock clients do. ``story_of`` reads the log from the store,
+are sent again with the same sequence id, as stock clients do. ``stored_topic`` reads the log from the store,
 ``check`` compares both.
 """
 
@@ -214,7 +214,7 @@ def named_owner(brokers: LocalBrokers, topic: str) -> tuple[str, int]:
     with RawClient(brokers.address()) as client:
         url = client.lookup(topic).broker_service_url
     if not url:
-        raise Unavailable(f"nobody serves {topic}")
+        raise Unavailable(f"no broker serves {topic}")
     host, _, port = url.removeprefix("pulsar://").rpartition(":")
     return host, int(port)
 

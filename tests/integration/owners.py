@@ -124,7 +124,7 @@ def own_anywhere(
             elif ServerError(result.error) is not ServerError.SERVICE_NOT_READY:
                 raise DeniedByBroker(result)
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nobody keeps {resource}")
+            raise TimeoutError(f"no client keeps {resource}")
         time.sleep(PAUSE_SECONDS)
 
 

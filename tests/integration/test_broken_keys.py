@@ -288,7 +288,7 @@ def test_a_bucket_record_that_was_overwritten_stops_its_bucket_and_no_other(
             refusal(lambda: raw(brokers.address()).producer(topic, EXCLUSIVE))
             return bool(brokers.events("bucket.refused"))
 
-        eventually(is_refused, what="nobody is told to adopt the bucket")
+        eventually(is_refused, what="no refusal says how to adopt the bucket")
         other.publish(b"still goes on")
 
 

@@ -103,7 +103,9 @@ def stale_broker_round(
         links[1 - stale].lead_to(servers[1])
         # Both lose their connections. The stale one reconnects to the old primary.
         drop_connections(servers[0])
-        eventually(lambda: is_owner(brokers[1 - stale], topic), what="nobody took the topic over")
+        eventually(
+            lambda: is_owner(brokers[1 - stale], topic), what="no broker took the topic over"
+        )
         eventually(
             lambda: brokers[stale].events("buckets.held")[-1]["held"] == 0,
             what="the stale broker went on for good",

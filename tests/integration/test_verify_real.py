@@ -19,7 +19,7 @@ from tests.unit.broker.verify.histories import (
     TopicHistory,
     a_long_history,
     entry,
-    nobody,
+    no_subscription,
 )
 
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
@@ -137,7 +137,7 @@ def test_retention_trims_a_real_log_and_the_rest_holds(valkey: StoreServer) -> N
                 await history.publish(entry("carol", 100 + 30 * ledger + number))
             await history.fence(Purpose.ROLL)
         retention, bound = Retention(), Policy(max_entries=50)
-        assert await retention.sweep(history.log, bound, nobody, history.clock_ms) > 300
+        assert await retention.sweep(history.log, bound, no_subscription, history.clock_ms) > 300
 
     live(valkey.url, life)
     assert 50 <= valkey.command("XLEN", LOG) < 300  # whole nodes of the stream are trimmed
@@ -149,7 +149,9 @@ def test_retention_trims_a_real_log_and_the_rest_holds(valkey: StoreServer) -> N
 def test_a_missing_front_that_no_trim_explains_is_found(valkey: StoreServer) -> None:
     async def life(store: RedisLogStore) -> None:
         history: TopicHistory = await a_long_history(store)
-        await Retention().sweep(history.log, Policy(max_entries=10), nobody, history.clock_ms)
+        await Retention().sweep(
+            history.log, Policy(max_entries=10), no_subscription, history.clock_ms
+        )
         assert history.log.state[TRIMMED] == "7-2"
 
     live(valkey.url, life)

@@ -313,8 +313,8 @@ class KubernetesAnchor:
 def pause_seconds(refusals: int, attempt_seconds: float, randomness: random.Random) -> float:
     """The pause after this many refusals in a row (from 1), of which the last took ``attempt_seconds``.
 
-    None after the first: it may only show that the object known here was outdated. Then its upper bound doubles,
-    from half of an attempt to PAUSE_SECONDS_MAX.
+    After the first refusal there is no pause: the refusal may only show that this broker knew an outdated object. After
+    the second the pause is at most half of an attempt. Each further refusal doubles this limit, up to PAUSE_SECONDS_MAX.
     """
     if refusals == 1:
         return 0.0

@@ -107,8 +107,8 @@ class FormerClock:
     def own_ms(self, time_ms: int) -> int:
         """A time that the former owner recorded, on this broker's clock.
 
-        The former owner may have recorded it before its clock was set. It is therefore taken as it is if the time without the
-        difference is in the future, or earlier.
+        The former owner may have recorded it while its clock was right, or while it was wrong. So the recorded time and the
+        corrected one are both possible. The result is the later of those that are not in the future.
         """
         candidates = (time_ms, time_ms - self.ahead_ms)
         past = [each for each in candidates if each <= self.wall_ms + CLOCK_MS_MAX]

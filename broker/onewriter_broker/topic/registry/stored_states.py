@@ -1,10 +1,10 @@
 """Checks the state of a log that was read from the store, before a broker relies on it.
 
-Another program may have written to the state. Its topic is then broken, like one whose key has another type: the broker
-names the key and the field, fences nothing, and serves all other topics. Code behind this check parses the fields
-without further precautions.
+Another program may have written to the state. The topic is then broken, like one whose key has another type: the broker
+names the key and the field, does not fence the topic, and serves all other topics. Code that gets a checked state parses
+the fields without further checks.
 
-Fields that are not checked here have readers that cope with any value: cursors, schemas, witnesses, layouts and views.
+This module does not check fields whose readers accept any value: cursors, schemas, witnesses, layouts and views.
 """
 
 from __future__ import annotations

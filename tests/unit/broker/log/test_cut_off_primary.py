@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from tests.stamps import stamp_anew
-from tests.unit.broker.verify.histories import BUCKETS, TopicHistory, entry, nobody, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TopicHistory, entry, no_subscription, waiter
 
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
@@ -112,8 +112,8 @@ async def test_nothing_is_found_in_what_the_successor_never_had(
 async def test_retention_does_not_count_what_the_successor_never_had(failover: Failover) -> None:
     retention, bound = Retention(), RetentionPolicy(max_entries=SHARED_ENTRIES)
     with pytest.raises(Undecided, match="read from dataset"):
-        await retention.sweep(failover.log, bound, nobody, STARTED_MS)
+        await retention.sweep(failover.log, bound, no_subscription, STARTED_MS)
     failover.reconnect()
-    assert await retention.sweep(failover.log, bound, nobody, STARTED_MS) == 0
+    assert await retention.sweep(failover.log, bound, no_subscription, STARTED_MS) == 0
     first, *_ = await failover.log.read_blocks(EARLIEST, count=1)
     assert first.position == Position(5, 0), "all that there is is within the bound"

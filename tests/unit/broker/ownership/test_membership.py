@@ -37,7 +37,7 @@ def test_last_sign_of_life_of_a_process_is_known_after_its_death() -> None:
     observer.feed(1.5, {OTHER: Beat(2, ADDRESSES, at_ms=5_500).encode()})
     observer.feed(5.0, {})
     assert observer.last_seen_ms(OTHER) == 5_500
-    assert observer.last_seen_ms("nobody~x") is None
+    assert observer.last_seen_ms("unknown~x") is None
     before = Beat.decode('{"counter": 1, "leaving": false, "brokerUrl": "a", "httpUrl": "b"}')
     assert before == Beat(
         1, Addresses("a", "b"), keeps_floors=False
@@ -50,7 +50,7 @@ def test_last_sign_of_life_of_a_process_is_known_after_its_death() -> None:
 def test_a_clock_that_differs_is_known_from_the_last_heartbeat(ahead_ms: int) -> None:
     observer, wall_ms = MemberObserver(ME), 200_000_000
     observer.feed(1.0, {OTHER: Beat(1, ADDRESSES, at_ms=wall_ms + ahead_ms).encode()}, wall_ms)
-    assert observer.clock_ahead_ms(OTHER) == 0, "nobody knows when its first heartbeat was written"
+    assert observer.clock_ahead_ms(OTHER) == 0, "the time of its first heartbeat is unknown"
     beat = Beat(2, ADDRESSES, at_ms=wall_ms + 500 + ahead_ms).encode()
     observer.feed(1.5, {OTHER: beat}, wall_ms + 500)
     observer.feed(2.0, {OTHER: beat}, wall_ms + 1_000)
@@ -62,12 +62,12 @@ def test_a_clock_that_differs_is_known_from_the_last_heartbeat(ahead_ms: int) ->
     observer.feed(5.5, {OTHER: beat}, wall_ms + 4_500)
     assert observer.clock_ahead_ms(OTHER) == 0, "so little is no difference"
     assert observer.clocks_ahead_ms == {}
-    assert observer.clock_ahead_ms("nobody~x") == 0
+    assert observer.clock_ahead_ms("unknown~x") == 0
 
 
 def test_membership_knows_whether_all_brokers_keep_floors() -> None:
     observer = MemberObserver(ME)
-    assert not observer.all_keep_floors(0.0), "nobody was seen yet"
+    assert not observer.all_keep_floors(0.0), "no other broker was seen yet"
     before = Beat(1, ADDRESSES).encode().replace(', "keepsFloors": true', "")
     assert '"keepsFloors"' not in before
     observer.feed(0.0, {OTHER: Beat(1, ADDRESSES).encode(), "broker-2~y": before})

@@ -55,13 +55,13 @@ BUCKETS = 4
 TOPIC = TopicName.parse("orders")
 
 
-def nobody() -> Position | None:
-    """How far the slowest durable subscription is, where there is none."""
+def no_subscription() -> Position | None:
+    """The position of the slowest durable subscription of a topic without subscriptions."""
     return None
 
 
-class NobodyWaits:
-    """Whoever sent an entry does not care what became of it."""
+class StoredOnly:
+    """A sender of entries that are stored: any other result fails the test."""
 
     def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
         return
@@ -74,7 +74,7 @@ class NobodyWaits:
 
 
 def waiter(name: str, *, priority: int = 0, arrival: int = 0) -> ProducerGroup:
-    """Somebody who waits for the whole topic."""
+    """A producer that waits for the whole topic."""
     return ProducerGroup(
         group_id=f"group-{name}-{arrival}",
         partitions=(WHOLE,),
@@ -238,7 +238,7 @@ class TopicHistory:
         topic_log = self.logs[partition]
         self.clock_ms += 10
         for one in entries:
-            topic_log.accept((NobodyWaits(), Send(0, 0), memoryview(one)))
+            topic_log.accept((StoredOnly(), Send(0, 0), memoryview(one)))
         pending = topic_log.next_block(self.clock_ms)
         assert pending is not None
         append = Append(self.binding, topic_log.name, pending.token, pending.block)

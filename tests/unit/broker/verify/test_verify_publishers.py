@@ -224,7 +224,7 @@ async def test_logs_of_brokers_that_record_nothing_hold_as_before() -> None:
 
 
 async def test_a_broker_of_the_release_before_may_take_part() -> None:
-    """Its blocks name nobody, and stand in ledgers of its own, under an epoch that others led, too."""
+    """Its blocks name no publisher. They are in ledgers of their own, under an epoch that other producers led, too."""
     store, history, stored = await begun()
     history.binding = replace(history.binding, owner="broker-old", version=2)
     stored.dataset.units[history.binding.bucket] = replace(

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, nobody, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, no_subscription, waiter
 
 from onewriter_broker.log.store.compacted import Attempt, Piece, view_of
 from onewriter_broker.log.topic_log.batches import (
@@ -143,7 +143,7 @@ async def test_the_next_compaction_reads_the_former_view_and_later_entries(
     await history.fence(Purpose.ROLL)
     await history.publish(message("b", b"2"), message("c", b"", null_value=True))
     await compacting(history)
-    await Retention().sweep(history.log, Policy(max_entries=2), nobody, history.clock_ms)
+    await Retention().sweep(history.log, Policy(max_entries=2), no_subscription, history.clock_ms)
     assert str(stored_in(server.primary).logs[TOPIC].blocks[0].position) == "6-0"
     await history.publish(message("c", b"3"))
     done = await compacting(history)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.contents import stored_in
 from tests.stamps import stamp_anew
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, entry, nobody, waiter
+from tests.unit.broker.verify.histories import (
+    BUCKETS,
+    TOPIC,
+    TopicHistory,
+    entry,
+    no_subscription,
+    waiter,
+)
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome
 from onewriter_broker.topic.retention.retention import (
@@ -117,7 +124,9 @@ def stored(server: FakeServer) -> list[str]:
 
 async def test_a_sweep_trims_to_the_bound_and_returns_the_position(server: FakeServer) -> None:
     history = await written(server)
-    trimmed = await Retention().sweep(history.log, Policy(max_entries=12), nobody, history.clock_ms)
+    trimmed = await Retention().sweep(
+        history.log, Policy(max_entries=12), no_subscription, history.clock_ms
+    )
     assert stored(server) == ["6-5", "6-7", "7-0", "7-1", "7-3", "7-5", "7-7"]
     assert trimmed == 8
     assert history.log.state[TRIMMED] == "6-5"
@@ -127,11 +136,11 @@ async def test_a_sweep_trims_to_the_bound_and_returns_the_position(server: FakeS
 
 async def test_the_current_ledger_is_trimmed_after_its_next_roll(server: FakeServer) -> None:
     history, retention, bound = await written(server), Retention(), Policy(max_entries=2)
-    await retention.sweep(history.log, bound, nobody, history.clock_ms)
+    await retention.sweep(history.log, bound, no_subscription, history.clock_ms)
     assert stored(server)[0] == "7-0"
-    assert await retention.sweep(history.log, bound, nobody, history.clock_ms) == 0
+    assert await retention.sweep(history.log, bound, no_subscription, history.clock_ms) == 0
     await history.fence(Purpose.ROLL)
-    await retention.sweep(history.log, bound, nobody, history.clock_ms)
+    await retention.sweep(history.log, bound, no_subscription, history.clock_ms)
     assert stored(server) == ["7-7", "8-0"]
 
 
@@ -198,7 +207,7 @@ async def test_a_subscription_opened_during_a_trim_begins_after_it(
             seen.append(history.log.maybe_trimmed_before)
 
     hook(history, check)
-    await Retention().sweep(history.log, Policy(max_entries=12), nobody, history.clock_ms)
+    await Retention().sweep(history.log, Policy(max_entries=12), no_subscription, history.clock_ms)
     assert seen[0] == Position(6, 5)
     assert stored(server)[0] == "6-5"
 
@@ -208,7 +217,7 @@ async def test_age_is_by_the_blocks_own_times(server: FakeServer) -> None:
     last_of_first_ledger = stored_in(server.primary).logs[TOPIC].blocks[4]
     assert isinstance(last_of_first_ledger, Block)
     now_ms = last_of_first_ledger.time_ms + 1 + 5_000
-    await Retention().sweep(history.log, Policy(max_age_seconds=5), nobody, now_ms)
+    await Retention().sweep(history.log, Policy(max_age_seconds=5), no_subscription, now_ms)
     assert stored(server)[0] == "6-0"
 
 
@@ -219,7 +228,8 @@ async def test_after_a_change_of_broker_the_log_is_measured_again_a_part_at_a_ti
     history, bound = await written(server), Policy(max_entries=8)
     history.log._tail.clear()  # as on a broker that has just loaded the topic
     dropped = [
-        await retention.sweep(history.log, bound, nobody, history.clock_ms) for _ in range(6)
+        await retention.sweep(history.log, bound, no_subscription, history.clock_ms)
+        for _ in range(6)
     ]
     assert dropped[0] == 0  # the unmeasured rest counts as empty
     assert stored(server)[0] == "7-0"
@@ -229,7 +239,7 @@ async def test_after_a_change_of_broker_the_log_is_measured_again_a_part_at_a_ti
 async def test_a_dataset_that_lost_its_tail_is_measured_again(server: FakeServer) -> None:
     history, retention = await written(server), Retention()
     bound = Policy(max_entries=24)
-    assert await retention.sweep(history.log, bound, nobody, history.clock_ms) == 0
+    assert await retention.sweep(history.log, bound, no_subscription, history.clock_ms) == 0
     server.restart(server.primary, keep=len(server.primary.history) - 3)  # three blocks are lost
     replid = server.primary.replid
     history.binding = type(history.binding)(
@@ -240,7 +250,7 @@ async def test_a_dataset_that_lost_its_tail_is_measured_again(server: FakeServer
     await history.fence(Purpose.REFENCE)
     for number in range(100, 103):
         await history.publish(entry("alice", 2 * number), entry("alice", 2 * number + 1))
-    assert await retention.sweep(history.log, bound, nobody, history.clock_ms) == 0
+    assert await retention.sweep(history.log, bound, no_subscription, history.clock_ms) == 0
     assert stored(server)[0] == "5-0"
 
 
@@ -250,7 +260,7 @@ async def test_a_long_log_is_measured_in_a_bounded_number_of_stretches(
     retention = Retention(RetentionLimits(stretches_max=4))
     history = await written(server, ledgers=6, blocks=6)
     bound = Policy(max_entries=40)
-    await retention.sweep(history.log, bound, nobody, history.clock_ms)
+    await retention.sweep(history.log, bound, no_subscription, history.clock_ms)
     kept = sum(
         len(block.lengths)
         for block in stored_in(server.primary).logs[TOPIC].blocks
@@ -264,7 +274,10 @@ async def test_a_deposed_brokers_sweep_changes_nothing(server: FakeServer) -> No
     before = stored(server)
     await TopicHistory.begin(history.store, owner="broker-b", version=2, ledger=64)
     assert (
-        await Retention().sweep(history.log, Policy(max_entries=1), nobody, history.clock_ms) == 0
+        await Retention().sweep(
+            history.log, Policy(max_entries=1), no_subscription, history.clock_ms
+        )
+        == 0
     )
     assert stored(server) == before
     assert TRIMMED not in history.log.state
@@ -273,7 +286,10 @@ async def test_a_deposed_brokers_sweep_changes_nothing(server: FakeServer) -> No
 async def test_a_log_without_bounds_or_not_open_is_not_trimmed(server: FakeServer) -> None:
     history, retention = await written(server), Retention()
     before = stored(server)
-    assert await retention.sweep(history.log, UNLIMITED, nobody, history.clock_ms) == 0
+    assert await retention.sweep(history.log, UNLIMITED, no_subscription, history.clock_ms) == 0
     history.log.close()
-    assert await retention.sweep(history.log, Policy(max_entries=1), nobody, history.clock_ms) == 0
+    assert (
+        await retention.sweep(history.log, Policy(max_entries=1), no_subscription, history.clock_ms)
+        == 0
+    )
     assert stored(server) == before

@@ -15,7 +15,7 @@ from tests.unit.broker.topic.retention.test_trimming import (
     readers,
     stored,
 )
-from tests.unit.broker.verify.histories import TOPIC, TopicHistory, nobody
+from tests.unit.broker.verify.histories import TOPIC, TopicHistory, no_subscription
 
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.dispatch.subscriptions import Subscriptions
@@ -99,9 +99,12 @@ async def test_a_trim_without_an_answer_is_known_after_a_failover(
     bound = Policy(max_age_seconds=1)
     hook(history, lose)
     with pytest.raises(Undecided):
-        await Retention().sweep(history.log, bound, nobody, history.clock_ms + 10_000_000)
+        await Retention().sweep(history.log, bound, no_subscription, history.clock_ms + 10_000_000)
     hook(history, None)
-    assert await Retention().sweep(history.log, bound, nobody, history.clock_ms + 10_000_000) == 0
+    assert (
+        await Retention().sweep(history.log, bound, no_subscription, history.clock_ms + 10_000_000)
+        == 0
+    )
     forgotten(history)
     assert stored(server)[0] == "10-0"
     assert await misses(history, MISSED)
